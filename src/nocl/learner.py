@@ -1,0 +1,284 @@
+"""The one base class of every method, and the one for methods on a frozen network.
+
+After the base session a learner is handed ``(x, y)`` and nothing else, so it cannot take a second look. Outside a
+learner images are ``uint8 [B, 3, H, W]`` on the CPU; :meth:`Learner.prepare` is the only door inward. This module
+knows nothing of data sets, streams or results.
+"""
+
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from nocl import nets
+from nocl.batch import JSON, BaseSession, Batch
+from nocl.lookup import UnknownNameError, unknown
+from nocl.pretrain import Recipe, Trained, train_base
+from nocl.progress import track
+from nocl.seeding import generator
+
+
+class NotFittedError(RuntimeError):
+    """A prediction was asked of a learner that has met no class yet."""
+
+
+class Learner(nn.Module):
+    """Learns classes from a stream. Subclasses give ``observe``, ``decision_function`` and, if they keep state, ``grow``.
+
+    Hyper-parameters are keyword arguments of ``__init__`` with JSON values, kept under their own names.
+    ``recipe`` changes the method's own base recipe; ``weights`` names a safetensors file to take the network from
+    instead of training it; ``image_size`` is the side of the square images.
+    """
+
+    stores_exemplars: ClassVar[bool] = False
+    uses_boundaries: ClassVar[bool] = False
+    base_recipe: ClassVar[Recipe] = Recipe()
+    uses_head: ClassVar[bool] = False  # needs the base objective's head even when the network is given
+
+    classes_: Tensor  # int64 [K], first-seen order = columns of decision_function
+    n_base_: Tensor  # int64 [], how many of them the base session brought
+
+    def __init__(
+        self,
+        *,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.weights, self.image_size, self.seed = backbone, weights, image_size, seed
+        self.recipe: dict[str, JSON] = dict(recipe or {})
+        self.full_recipe = self.base_recipe.with_changes(self.recipe)
+        self.network = nets.build(backbone, seed=seed)
+        self.network.eval()
+        self.draw = generator(
+            seed, type(self).__name__
+        )  # all of the method's own chance; saved with the state
+        self.base_: dict[str, JSON] = {}  # where the network came from
+        self.log_: dict[str, JSON] = {}  # curves worth a figure
+        self.register_buffer("classes_", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("n_base_", torch.zeros((), dtype=torch.int64))
+        self._column: dict[int, int] = {}
+
+    # --- what a method writes ---------------------------------------------------------------------------------
+
+    def observe(self, x: Tensor, y: Tensor) -> None:
+        """Learn from one batch, once; keep neither tensor."""
+        raise NotImplementedError(f"{type(self).__name__} must define observe(x, y)")
+
+    def decision_function(self, x: Tensor) -> Tensor:
+        """Scores float [B, K], larger is likelier; changes nothing."""
+        raise NotImplementedError(f"{type(self).__name__} must define decision_function(x)")
+
+    def grow(self, n: int) -> None:
+        """Make room for ``n`` classes that have just been added to ``classes_``."""
+
+    def end_session(self) -> None:
+        """A session is over; gets no data. May be called twice."""
+
+    # --- the base session -------------------------------------------------------------------------------------
+
+    def fit_base(self, base: Iterable[Batch], *, workdir: Path | None = None) -> Self:
+        """Train the network on the base classes: the one place where epochs are allowed."""
+        self.meet(base.classes if isinstance(base, BaseSession) else _labels_of(base))
+        self.n_base_.fill_(len(self.classes_))
+        self.after_base(self.train_network(base, workdir), base)
+        self.eval()
+        return self
+
+    def train_network(self, base: Iterable[Batch], workdir: Path | None) -> Trained:
+        """Train or load the network by this learner's recipe."""
+        trained = train_base(
+            self.network,
+            base,
+            self.full_recipe,
+            classes=tuple(self.classes_.tolist()),
+            image_size=self.image_size,
+            seed=self.seed,
+            name=self.backbone,
+            weights=None if self.weights is None else Path(self.weights),
+            workdir=workdir,
+            train_heads=self.uses_head,
+        )
+        self.base_ = trained.origin
+        self.log_["base_loss"] = list(trained.losses)
+        return trained
+
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
+        """What a method does once the network is trained: take over a head, or pass over the base images."""
+
+    # --- classes ----------------------------------------------------------------------------------------------
+
+    def meet(self, labels: Iterable[int]) -> None:
+        """Add the labels not met before, in order."""
+        new = [label for label in dict.fromkeys(int(label) for label in labels) if label not in self._column]
+        if not new:
+            return
+        self._column |= {label: len(self._column) + i for i, label in enumerate(new)}
+        self.classes_ = torch.cat([self.classes_, torch.tensor(new, device=self.classes_.device)])
+        self.grow(len(new))
+
+    def columns(self, y: Tensor) -> Tensor:
+        """Labels [B] to columns [B], adding the labels not met before."""
+        labels = y.tolist()
+        self.meet(labels)
+        return torch.tensor([self._column[label] for label in labels], device=self.device)
+
+    # --- the door inward --------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self.classes_.device
+
+    def scale(self, x: Tensor) -> Tensor:
+        """uint8 images to float in [0, 1] on this learner's device."""
+        side = self.image_size
+        if x.dtype != torch.uint8 or x.ndim != 4 or tuple(x.shape[1:]) != (3, side, side):
+            raise ValueError(
+                f"images must be uint8 [B, 3, {side}, {side}], not {str(x.dtype).removeprefix('torch.')} "
+                f"{list(x.shape)}; resize them or build the learner with another image_size"
+            )
+        return x.to(self.device).float() / 255
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """uint8 images as the network wants them: on its device, scaled, normalised."""
+        return self.network.normalise(self.scale(x))
+
+    # --- predictions ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Original labels int64 [B], on the CPU."""
+        if not len(self.classes_):
+            raise NotFittedError(
+                f"{type(self).__name__} has met no class yet: call fit_base or observe first"
+            )
+        return self.classes_[self.decision_function(x).argmax(1)].cpu()
+
+    # --- parameters and state ---------------------------------------------------------------------------------
+
+    def get_params(self) -> dict[str, JSON]:
+        """The keyword arguments that build this learner again."""
+        values = {name: getattr(self, name) for name in _parameter_names(type(self))}
+        copied: dict[str, JSON] = json.loads(json.dumps(values))
+        return copied
+
+    def clone(self, **changes: JSON) -> Self:
+        """A fresh learner with the same parameters, some changed; nothing learned is taken along."""
+        params = self.get_params()
+        check_parameters(type(self), changes)
+        return type(self)(**(params | changes))  # type: ignore[arg-type]
+
+    def get_extra_state(self) -> Tensor:
+        """The generator, so that a loaded learner draws the numbers this one would have drawn."""
+        return self.draw.get_state()
+
+    def set_extra_state(self, state: Any) -> None:
+        self.draw.set_state(state.cpu())
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """torch's own, after growing to the saved classes."""
+        if "classes_" in state_dict:
+            self.meet(state_dict["classes_"].tolist())
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def state_bytes(self) -> dict[str, int]:
+        """What is kept between batches, by kind. Exemplars are the buffers under a name that starts with memory."""
+        sizes = {"network": 0, "statistics": 0, "exemplars": 0}
+        for name, tensor in self.state_dict().items():
+            kind = "network" if name in self.network_state_names() else "statistics"
+            sizes["exemplars" if name.startswith("memory.") else kind] += (
+                tensor.numel() * tensor.element_size()
+            )
+        return sizes
+
+    def network_state_names(self) -> set[str]:
+        """State that does not depend on the classes met: the backbone, and layers a method adds to it."""
+        return {name for name in self.state_dict() if name.startswith("network.")}
+
+
+class FrozenLearner(Learner):
+    """A method on a frozen backbone: everything after the features. ``observe(x, y)`` is ``learn(features(x), y)``.
+
+    ``stages`` says which stages' pooled outputs make the feature (default: the last). Features may be cached and fed
+    to ``learn`` and ``score`` directly, with the same answer as through images.
+    """
+
+    def __init__(
+        self,
+        *,
+        stages: Sequence[int] | None = None,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
+        self.stages = None if stages is None else tuple(stages)
+        self.feature_dim = self.network.feature_dim(image_size, self.stages)
+
+    def learn(self, z: Tensor, y: Tensor) -> None:
+        """Learn from features [B, d] with their labels."""
+        raise NotImplementedError(f"{type(self).__name__} must define learn(z, y)")
+
+    def score(self, z: Tensor) -> Tensor:
+        """Scores [B, K] of features [B, d]."""
+        raise NotImplementedError(f"{type(self).__name__} must define score(z)")
+
+    def finish_base(self) -> None:
+        """The statistics of the base session are complete; choose here what base data may choose."""
+
+    @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """Frozen features float [B, d]."""
+        self.network.eval()
+        z: Tensor = self.network(self.prepare(x), self.stages)
+        return z
+
+    def observe(self, x: Tensor, y: Tensor) -> None:
+        self.learn(self.features(x), y)
+
+    @torch.no_grad()
+    def decision_function(self, x: Tensor) -> Tensor:
+        return self.score(self.features(x))
+
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:  # noqa: ARG002
+        """One pass over the base images, with the network as it will stay."""
+        self.fit_base_features((self.features(x), y) for x, y in track(base, "base statistics"))
+
+    def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
+        """The base session after the network: features and labels, once."""
+        for z, y in pairs:
+            self.learn(z, y)
+        self.n_base_.fill_(len(self.classes_))
+        self.finish_base()
+        return self
+
+
+def check_parameters(cls: type[Learner], params: Mapping[str, JSON]) -> None:
+    """Refuse a parameter the class does not take, with the list of those it takes."""
+    valid = _parameter_names(cls)
+    for name in params:
+        if name not in valid:
+            raise UnknownNameError(unknown(name, valid, f"parameter of {cls.__name__}"))
+
+
+def _parameter_names(cls: type[Learner]) -> list[str]:
+    names = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+    if "kwargs" in names:
+        raise TypeError(f"{cls.__name__}.__init__ must name its parameters; **kwargs hides them")
+    return names
+
+
+def _labels_of(base: Iterable[Batch]) -> Iterator[int]:
+    for _, y in base:
+        yield from y.tolist()

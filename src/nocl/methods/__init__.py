@@ -1,0 +1,32 @@
+"""Every method by name. A method is one file with one :class:`~nocl.learner.Learner`; listing it here is all it takes."""
+
+from nocl.batch import JSON
+from nocl.learner import Learner, check_parameters
+from nocl.lookup import by_name
+from nocl.methods.finetune import Finetune
+from nocl.methods.ncm import NCM
+
+METHODS: dict[str, type[Learner]] = {
+    "finetune": Finetune,
+    "ncm": NCM,
+}
+
+
+def make(name: str, **params: JSON) -> Learner:
+    """A learner by its key in ``METHODS``, or a user's own as ``module:Class``."""
+    cls = by_name(name, METHODS, "method")
+    if not (isinstance(cls, type) and issubclass(cls, Learner)):
+        raise TypeError(f"method {name!r} is not a subclass of nocl.Learner")
+    check_parameters(cls, params)
+    return cls(**params)  # type: ignore[arg-type]
+
+
+def name_of(learner: Learner) -> str:
+    """The name that ``make`` takes to build this kind of learner."""
+    for name, cls in METHODS.items():
+        if type(learner) is cls:
+            return name
+    return f"{type(learner).__module__}:{type(learner).__qualname__}"
+
+
+__all__ = ["METHODS", "make", "name_of"]

@@ -1,0 +1,63 @@
+"""Fine-tuning: plain SGD on whatever comes, with a linear head that grows. It shows what forgetting is.
+
+One step of cross-entropy over all classes met so far for each batch of the stream, on the whole network (or on the
+head alone with ``freeze_backbone``). The base head is the one that the base session trained. There is no defence against
+forgetting, on purpose: nearly all base classes are lost within one session. Batch normalisation keeps the base session's
+statistics online, because those of ten images are noise.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nocl.batch import JSON, Batch
+from nocl.learner import Learner
+from nocl.nets.heads import GrowingLinear
+from nocl.pretrain import CrossEntropy, Trained
+
+
+class Finetune(Learner):
+    """Plain SGD on a growing linear head."""
+
+    uses_head = True
+
+    def __init__(
+        self,
+        *,
+        lr: float = 0.01,
+        freeze_backbone: bool = False,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
+        if not lr > 0:
+            raise ValueError(f"lr must be above 0, not {lr}")
+        self.lr, self.freeze_backbone = lr, freeze_backbone
+        self.head = GrowingLinear(self.network.feature_dim(image_size))
+
+    def grow(self, n: int) -> None:
+        self.head.grow(n, self.draw)
+
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:  # noqa: ARG002
+        if isinstance(trained.objective, CrossEntropy):
+            self.head.load_state_dict(trained.objective.head.state_dict())
+
+    def observe(self, x: Tensor, y: Tensor) -> None:
+        columns = self.columns(y)
+        self.eval()
+        trained = self.head if self.freeze_backbone else self
+        parameters = list(trained.parameters())
+        loss = F.cross_entropy(self.head(self.network(self.prepare(x))), columns)
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+            parameter.data.sub_(self.lr * gradient)
+
+    @torch.no_grad()
+    def decision_function(self, x: Tensor) -> Tensor:
+        self.eval()
+        scores: Tensor = self.head(self.network(self.prepare(x)))
+        return scores

@@ -1,0 +1,74 @@
+"""NCM: the nearest class mean on frozen features.
+
+The simplest learner without exemplars and the reference that every other must beat. Of each class only the mean of
+its features is kept:
+
+    mu_c = mean of g(theta1(x)) over the images x of class c
+    cosine:     argmax_c  z . mu_c / (|z| |mu_c|)
+    euclidean:  argmin_c  |z - mu_c|^2
+
+``space`` chooses g: ``tukey`` takes the square root (Tukey's ladder, power ``power``), ``vanilla`` leaves features as
+they are. The spaces behind a projection (``hyper``, ``head`` in some papers) belong to the method that trains the
+projection: DSR with no iterations is this classifier in that space. ``normalise_first`` scales every feature to
+length 1 before averaging and the mean once more after it, as iCaRL does. Means are running means in float64, so batch
+size and order do not matter. A zero feature has cosine 0 with everything.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from nocl.batch import JSON
+from nocl.learner import FrozenLearner
+from nocl.prototypes import ClassStats, tukey
+
+
+class NCM(FrozenLearner):
+    """Nearest class mean."""
+
+    def __init__(
+        self,
+        *,
+        space: Literal["tukey", "vanilla"] = "tukey",
+        metric: Literal["cosine", "euclidean"] = "cosine",
+        power: float = 0.5,
+        normalise_first: bool = False,
+        stages: Sequence[int] | None = None,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
+        )
+        if space not in ("tukey", "vanilla"):
+            raise ValueError(f"space must be tukey or vanilla, not {space!r}")
+        if metric not in ("cosine", "euclidean"):
+            raise ValueError(f"metric must be cosine or euclidean, not {metric!r}")
+        self.space, self.metric, self.power, self.normalise_first = space, metric, power, normalise_first
+        self.stats = ClassStats(self.feature_dim)
+
+    def grow(self, n: int) -> None:
+        self.stats.grow(n)
+
+    def learn(self, z: Tensor, y: Tensor) -> None:
+        self.stats.update(self._transform(z), self.columns(y))
+
+    def score(self, z: Tensor) -> Tensor:
+        z = self._transform(z)
+        mean = self.stats.mean.to(z)  # [K, d]
+        if self.normalise_first:
+            mean = F.normalize(mean, dim=1)
+        if self.metric == "cosine":
+            scores = F.normalize(z, dim=1) @ F.normalize(mean, dim=1).T  # [B, K]
+        else:
+            scores = 2 * z @ mean.T - mean.square().sum(1) - z.square().sum(1, keepdim=True)  # -|z - mu|^2
+        return scores.masked_fill(self.stats.count == 0, float("-inf"))
+
+    def _transform(self, z: Tensor) -> Tensor:
+        z = tukey(z, self.power) if self.space == "tukey" else z
+        return F.normalize(z, dim=1) if self.normalise_first else z

@@ -1,0 +1,64 @@
+"""What a backbone is: images in, one feature vector a stage out, with its own input normalisation in buffers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Backbone(nn.Module):
+    """A feature extractor. Subclasses give ``n_stages`` and ``stage_features``; the last stage is the feature.
+
+    ``mean`` and ``std`` are buffers, so a saved network remembers how its input was normalised; as built they are
+    0 and 1 and change nothing.
+    """
+
+    n_stages: int = 1
+    mean: Tensor  # [3, 1, 1], of pixels / 255
+    std: Tensor  # [3, 1, 1]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3, 1, 1))
+        self.register_buffer("std", torch.ones(3, 1, 1))
+
+    def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
+        """One [B, d] tensor for each stage asked for; stages count from 1."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, stages: Sequence[int] | None = None) -> Tensor:
+        """Features [B, d] of normalised images: the last stage, or the stages asked for, side by side."""
+        chosen = (self.n_stages,) if stages is None else tuple(stages)
+        if not chosen or not set(chosen) <= set(range(1, self.n_stages + 1)):
+            raise ValueError(f"stages {list(chosen)}: this backbone has stages 1 to {self.n_stages}")
+        return torch.cat(self.stage_features(x, chosen), dim=1)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Pixels in [0, 1] to the scale this network was trained on."""
+        return (x - self.mean) / self.std
+
+    def feature_dim(self, image_size: int, stages: Sequence[int] | None = None) -> int:
+        """Length of the feature for square images of that size, found by one pass of a blank image."""
+        was_training = self.training
+        self.eval()
+        with torch.no_grad():
+            blank = torch.zeros(1, 3, image_size, image_size, device=self.mean.device)
+            dim = self.forward(blank, stages).shape[1]
+        self.train(was_training)
+        return int(dim)
+
+
+class Wrapped(Backbone):
+    """Any module that maps [B, 3, H, W] to [B, d], as a backbone of one stage."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
+        out = self.module(x)
+        if out.ndim != 2:
+            raise ValueError(
+                f"a backbone must return [B, d]; {type(self.module).__name__} gave {list(out.shape)}"
+            )
+        return (out,) * len(stages)

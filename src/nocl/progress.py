@@ -1,0 +1,62 @@
+"""Progress of long work, said once and shown where the caller chooses.
+
+Libraries wrap their loops in :func:`track`; by default nothing is shown. The command line installs a reporter: a bar
+with the time left on a terminal, plain lines in a log.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Reporter(Protocol):
+    """Shows how far named pieces of work have come."""
+
+    def start(self, description: str, total: int | None) -> int:
+        """Begin a piece of work; returns its number."""
+        ...
+
+    def advance(self, task: int, note: str = "") -> None:
+        """One more step done, with an optional remark such as a loss."""
+        ...
+
+    def stop(self, task: int) -> None:
+        """The work is over, whole or not."""
+        ...
+
+
+_reporter: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
+
+
+@contextmanager
+def reporting(reporter: Reporter) -> Iterator[None]:
+    """Send all progress inside the block to ``reporter``."""
+    token = _reporter.set(reporter)
+    try:
+        yield
+    finally:
+        _reporter.reset(token)
+
+
+def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+    """Iterate as before, reporting each step.
+
+    >>> list(track([1, 2], "counting"))
+    [1, 2]
+    """
+    reporter = _reporter.get()
+    if reporter is None:
+        yield from items
+        return
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    task = reporter.start(description, total)
+    try:
+        for item in items:
+            yield item
+            reporter.advance(task)
+    finally:
+        reporter.stop(task)

@@ -1,0 +1,141 @@
+"""Class statistics from a stream: count, mean, variance and covariance, exact in one pass and mergeable.
+
+Batches are folded in with the pairwise update of Chan, Golub and LeVeque, in float64, so that the order of samples,
+the batch size and the number of machines do not matter beyond rounding (about 1e-13 relative). Legend: K classes,
+d feature values, B samples.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Spread = Literal["none", "diagonal", "full", "shared"]
+_ROWS_AT_ONCE = 64  # outer products of this many samples are held at once: 40 MB at d = 280
+
+
+class ClassStats(nn.Module):
+    """Running statistics of each class.
+
+    ``spread`` says what is kept beside count and mean: nothing, the variance of each value (``diagonal``), each
+    class's covariance (``full``) or the one covariance within all classes (``shared``). Scatter is the sum of squared
+    deviations from the class mean; divide by a count to get a variance.
+    """
+
+    count: Tensor  # int64 [K]
+    mean: Tensor  # float64 [K, d]
+    scatter: Tensor  # float64 [K, 0] | [K, d] | [K, d, d] | [d, d]
+
+    def __init__(self, dim: int, spread: Spread = "none") -> None:
+        super().__init__()
+        shapes = {"none": (0, 0), "diagonal": (0, dim), "full": (0, dim, dim), "shared": (dim, dim)}
+        if spread not in shapes:
+            raise ValueError(f"spread must be one of {', '.join(shapes)}, not {spread!r}")
+        self.dim, self.spread = dim, spread
+        self.register_buffer("count", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(0, dim, dtype=torch.float64))
+        self.register_buffer("scatter", torch.zeros(shapes[spread], dtype=torch.float64))
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def grow(self, n: int) -> None:
+        """Room for ``n`` more classes, with count 0."""
+        self.count = torch.cat([self.count, self.count.new_zeros(n)])
+        self.mean = torch.cat([self.mean, self.mean.new_zeros(n, self.dim)])
+        if self.spread != "shared":
+            self.scatter = torch.cat([self.scatter, self.scatter.new_zeros(n, *self.scatter.shape[1:])])
+
+    @torch.no_grad()
+    def update(self, z: Tensor, columns: Tensor) -> None:
+        """Fold in features [B, d] of the classes in ``columns`` [B]."""
+        if z.ndim != 2 or z.shape[1] != self.dim:
+            raise ValueError(f"features must be [B, {self.dim}], not {list(z.shape)}")
+        if not bool(torch.isfinite(z).all()):
+            raise ValueError("features hold NaN or infinity; check the images and the network")
+        z = z.to(self.mean)
+        classes, inverse, counts = torch.unique(columns.to(z.device), return_inverse=True, return_counts=True)
+        sums = z.new_zeros(len(classes), self.dim).index_add_(0, inverse, z)
+        means = sums / counts[:, None]
+        self._fold(classes, counts, means, self._scatter_within(z - means[inverse], inverse, len(classes)))
+
+    @torch.no_grad()
+    def merge(self, other: "ClassStats", columns: Tensor | None = None) -> None:
+        """Fold in another's statistics; its class i is our class ``columns[i]`` (default: i)."""
+        if (other.dim, other.spread) != (self.dim, self.spread):
+            raise ValueError(
+                f"cannot merge statistics of d={other.dim}, {other.spread} into d={self.dim}, {self.spread}"
+            )
+        columns = torch.arange(len(other)) if columns is None else columns
+        met = other.count > 0
+        scatter = other.scatter if self.spread == "shared" else other.scatter[met]
+        self._fold(columns[met.cpu()].to(met.device), other.count[met], other.mean[met], scatter)
+
+    def remove(self, column: int) -> None:
+        """Forget one class. What it gave to a shared scatter cannot be told apart and stays."""
+        keep = torch.arange(len(self), device=self.count.device) != column
+        self.count, self.mean = self.count[keep], self.mean[keep]
+        if self.spread != "shared":
+            self.scatter = self.scatter[keep]
+
+    def variance(self, *, unbiased: bool = False) -> Tensor:
+        """[K, d]; 0 for classes met fewer than twice."""
+        diagonal = self.scatter if self.spread == "diagonal" else self.scatter.diagonal(dim1=-2, dim2=-1)
+        return diagonal / (self.count - int(unbiased)).clamp_min(1)[:, None]
+
+    def std(self) -> Tensor:
+        """Population standard deviation [K, d]."""
+        return self.variance().sqrt()
+
+    def covariance(self, *, unbiased: bool = False) -> Tensor:
+        """Each class's covariance [K, d, d]."""
+        if self.spread != "full":
+            raise ValueError(f"class covariances need spread='full', not {self.spread!r}")
+        return self.scatter / (self.count - int(unbiased)).clamp_min(1)[:, None, None]
+
+    def shared_covariance(self) -> Tensor:
+        """The covariance within classes, pooled over all samples [d, d]: divided by their number."""
+        if self.spread not in ("full", "shared"):
+            raise ValueError(f"a shared covariance needs spread='full' or 'shared', not {self.spread!r}")
+        total = self.scatter.sum(0) if self.spread == "full" else self.scatter
+        return total / self.count.sum().clamp_min(1)
+
+    def _scatter_within(self, deviations: Tensor, inverse: Tensor, n: int) -> Tensor:
+        if self.spread == "none":
+            return deviations.new_zeros(n, 0)
+        if self.spread == "shared":
+            return deviations.T @ deviations
+        if self.spread == "diagonal":
+            return deviations.new_zeros(n, self.dim).index_add_(0, inverse, deviations.square())
+        out = deviations.new_zeros(n, self.dim, self.dim)
+        for rows, index in zip(deviations.split(_ROWS_AT_ONCE), inverse.split(_ROWS_AT_ONCE)):
+            out.index_add_(0, index, rows[:, :, None] * rows[:, None, :])
+        return out
+
+    def _fold(self, classes: Tensor, counts: Tensor, means: Tensor, scatter: Tensor) -> None:
+        before = self.count[classes]
+        after = before + counts
+        shift = means - self.mean[classes]
+        weight = (before * counts / after)[:, None]  # what two groups' means add to their joint scatter
+        if self.spread == "diagonal":
+            self.scatter[classes] += scatter + weight * shift.square()
+        elif self.spread == "full":
+            self.scatter[classes] += scatter + weight[:, :, None] * shift[:, :, None] * shift[:, None, :]
+        elif self.spread == "shared":
+            self.scatter += scatter + (weight * shift).T @ shift
+        self.mean[classes] += (counts / after)[:, None] * shift
+        self.count[classes] = after
+
+
+def tukey(z: Tensor, power: float) -> Tensor:
+    """Tukey's ladder of powers on features that are never negative: z ** power, and log at 0.
+
+    A floor of 1e-6 keeps the gradient finite where a unit is dead.
+
+    >>> tukey(torch.tensor([4.0, 0.0]), 0.5)
+    tensor([2.0000, 0.0010])
+    """
+    if power == 1:
+        return z
+    z = z.clamp_min(0) + 1e-6
+    return z.log() if power == 0 else z.pow(power)
