@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from nocl.batch import JSON, Batch
 
 
+class MissingDataError(FileNotFoundError):
+    """A data set whose files are not where they were looked for; says which and where to put them."""
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet:
     """Images ``uint8 [N, 3, H, W]`` with labels ``int64 [N]``; a subset shares the images of the whole.

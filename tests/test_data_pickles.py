@@ -1,0 +1,112 @@
+"""The restricted unpickler: reads arrays of every Python and numpy generation, runs nothing."""
+
+import collections
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nocl.data.pickles import UnsafePickleError, read_pickle
+from nocl.files import DamagedFileError
+
+
+def python2_string(raw: bytes) -> bytes:
+    """BINSTRING: how Python 2 stores str, and the only opcode that Python 3 never writes."""
+    return b"T" + struct.pack("<i", len(raw)) + raw
+
+
+def python2_array(array: np.ndarray) -> bytes:
+    """The opcodes with which Python 2 and numpy 1 wrote an array, protocol 2."""
+    shape = b"".join(b"J" + struct.pack("<i", side) for side in array.shape)
+    kind = array.dtype.str[1:].encode()
+    dtype = b"cnumpy\ndtype\n(" + python2_string(kind) + b"K\x00K\x01tR(K\x03" + python2_string(b"|")
+    dtype += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    start = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85" + python2_string(b"b") + b"tR"
+    )
+    return start + b"(K\x01(" + shape + b"t" + dtype + b"\x89" + python2_string(array.tobytes()) + b"tb"
+
+
+def python2_dict(entries: dict[str, bytes]) -> bytes:
+    """A protocol-2 pickle of a dictionary whose values are already opcodes."""
+    items = b"".join(python2_string(key.encode()) + value for key, value in entries.items())
+    return b"\x80\x02}(" + items + b"u."
+
+
+def write(path: Path, raw: bytes) -> Path:
+    path.write_bytes(raw)
+    return path
+
+
+def test_python_2_numpy_1_pickle_is_read_with_text_keys(tmp_path: Path) -> None:
+    array = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    content = read_pickle(write(tmp_path / "old", python2_dict({"data": python2_array(array)})))
+    assert list(content) == ["data"]
+    np.testing.assert_array_equal(content["data"], array)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("package", ["numpy.core", "numpy._core"])
+def test_python_3_pickles_are_read_under_both_numpy_names(
+    tmp_path: Path, protocol: int, package: str
+) -> None:
+    value = {b"data": np.arange(300, dtype=np.uint8).reshape(3, 100), b"labels": [1, 2], "n": np.int64(7)}
+    raw = pickle.dumps(value, protocol=protocol)
+    if package == "numpy.core":
+        if protocol >= 4:
+            pytest.skip("names carry a length byte from protocol 4 on")
+        raw = raw.replace(b"numpy._core", b"numpy.core")
+    content = read_pickle(write(tmp_path / "new", raw))
+    assert sorted(content) == ["data", "labels", "n"]
+    assert content["labels"] == [1, 2]
+    assert content["n"] == 7
+    np.testing.assert_array_equal(content["data"], value[b"data"])
+
+
+class Attack:
+    """Unpickled by the standard library, it creates a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (str(self.target), "w")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_malicious_pickle_is_refused_before_it_runs(tmp_path: Path, protocol: int) -> None:
+    target = tmp_path / "was-here"
+    raw = pickle.dumps({"data": Attack(target)}, protocol=protocol)
+    with pytest.raises(UnsafePickleError, match=r"bad.pkl: the pickle asks for .*open"):
+        read_pickle(write(tmp_path / "bad.pkl", raw))
+    assert not target.exists()
+    pickle.loads(raw)["data"].close()
+    assert target.exists(), "the attack must work on the ordinary unpickler, or this test shows nothing"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"cbuiltins\neval\n(V1+1\ntR.",
+        b"cos\nsystem\n(Vtrue\ntR.",
+        b"cnumpy\nload\n(Vx.npy\ntR.",
+        b"cnumpy._core.multiarray\nfromfile\n(Vx\ntR.",
+        b"c_codecs\nencode\n(Vabc\nVrot13\ntR.",
+        b"cnumpy._core.multiarray\n_reconstruct\n(cnumpy\ndtype\n(K\x00tVb\ntR.",
+        b"Vsomewhere\nQ.",
+        pickle.dumps(collections.OrderedDict(a=1)),
+        pickle.dumps(Path("x")),
+    ],
+)
+def test_every_other_global_is_refused(tmp_path: Path, raw: bytes) -> None:
+    with pytest.raises(UnsafePickleError):
+        read_pickle(write(tmp_path / "p", raw))
+
+
+def test_truncated_pickle_is_called_damaged(tmp_path: Path) -> None:
+    raw = pickle.dumps(np.zeros(100, dtype=np.uint8))
+    for length in (0, 1, len(raw) // 2, len(raw) - 1):
+        with pytest.raises(DamagedFileError, match="not a whole pickle"):
+            read_pickle(write(tmp_path / "p", raw[:length]))

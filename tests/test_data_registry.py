@@ -1,0 +1,40 @@
+"""Data sets by name: wrong names and options are explained, nothing heavy is imported early."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nocl.data import DATASETS, MissingDataError, default_root, load
+
+
+def test_unknown_name_lists_the_data_sets_and_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no data set 'cifar-100'.*did you mean 'cifar100'.*mini_imagenet"):
+        load("cifar-100")
+
+
+def test_unknown_option_lists_the_options() -> None:
+    with pytest.raises(ValueError, match="cifar100 has no option 'size'; it takes: no options"):
+        load("cifar100", size=32)
+
+
+def test_absent_files_are_named_with_the_command_that_fetches_them(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match=r"no train, test, meta; `nocl data get cifar100 --root"):
+        load("cifar100", root=tmp_path)
+
+
+def test_root_is_the_environment_variable_or_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NOCL_DATA", str(tmp_path))
+    assert default_root() == tmp_path
+    monkeypatch.delenv("NOCL_DATA")
+    assert default_root().parts[-2:] == ("nocl", "data")
+
+
+def test_importing_the_registry_imports_no_decoder_and_no_fonts() -> None:
+    code = "import nocl.data, sys; print(*sorted({'PIL', 'matplotlib', 'rich'} & set(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.split() == []
+    assert set(DATASETS) == {"glyphs", "cifar100", "mini_imagenet", "core50", "folder"}
