@@ -1,0 +1,145 @@
+"""Linear algebra on symmetric positive definite matrices: float64 Cholesky, warnings of doubt, a cache.
+
+Every solve says when its answer is doubtful: a condition number above ``DOUBTFUL`` is logged as a warning
+with the matrix's name. Inputs may be batches of matrices [..., d, d]. Nothing here learns or holds state.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+DOUBTFUL = 1e12  # a float64 solve keeps about 16 - 12 = 4 decimal places of its answer
+_FLOOR = 1e-10  # of the largest eigenvalue, what smaller ones are raised to where a matrix is not definite
+T = TypeVar("T")
+
+
+class NotPositiveDefiniteError(ValueError):
+    """A matrix has no Cholesky factor."""
+
+
+def cholesky(matrix: Tensor, what: str) -> Tensor:
+    """Lower factor in float64 of a symmetric positive definite matrix; warns where its condition is doubtful.
+
+    >>> cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]), "example")
+    tensor([[2., 0.],
+            [1., 2.]], dtype=torch.float64)
+    """
+    matrix = _symmetric(matrix, what)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed.any()):
+        raise NotPositiveDefiniteError(
+            f"{what} is not positive definite ({int((failed > 0).sum())} of {failed.numel()}); "
+            "use more ridge or shrinkage"
+        )
+    _warn(condition(matrix, factor), what)
+    return factor
+
+
+def solve(matrix: Tensor, right: Tensor, what: str) -> Tensor:
+    """``matrix^-1 right`` in float64, by Cholesky."""
+    return torch.cholesky_solve(right.double(), cholesky(matrix, what))
+
+
+def inverse_root(matrix: Tensor, what: str) -> Tensor:
+    """A float64 A [..., d, d] with A^T A = matrix^-1, so that |A v|^2 is the squared Mahalanobis length of v.
+
+    A matrix that is not definite has its eigenvalues raised to 1e-10 of the largest, with a warning: the
+    length stays positive, as a distance must.
+    """
+    matrix = _symmetric(matrix, what)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    broken = failed > 0
+    if bool(broken.any()):
+        log.warning(
+            "%s: %d of %d matrices are not positive definite; eigenvalues are raised to %g of the largest",
+            what, int(broken.sum()), broken.numel(), _FLOOR,
+        )  # fmt: skip
+        eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        factor = torch.where(broken[..., None, None], eye, factor)
+    _warn(condition(matrix, factor)[~broken], what)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
+    root = torch.linalg.solve_triangular(factor, eye, upper=False)
+    if bool(broken.any()):
+        values, vectors = torch.linalg.eigh(matrix[broken])
+        values = values.clamp_min(0)
+        values = torch.maximum(values, (_FLOOR * values[..., -1:]).clamp_min(torch.finfo(values.dtype).tiny))
+        root[broken] = vectors.mT / values.sqrt()[..., :, None]
+    return root
+
+
+def log_determinant(factor: Tensor) -> Tensor:
+    """Of the matrix whose lower Cholesky factor is given."""
+    return 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def condition(matrix: Tensor, factor: Tensor, steps: int = 5) -> Tensor:
+    """Condition number in the 1-norm [...], estimated from below by Hager's method with a handful of solves.
+
+    >>> condition(torch.diag(torch.tensor([4.0, 1.0])), torch.diag(torch.tensor([2.0, 1.0])))
+    tensor(4.)
+    """
+    d = matrix.shape[-1]
+    if d == 0:
+        return matrix.new_ones(matrix.shape[:-2])
+    vector = matrix.new_full((*matrix.shape[:-1], 1), 1 / d)
+    best = matrix.new_zeros(matrix.shape[:-2])
+    for _ in range(steps):
+        answer = torch.cholesky_solve(vector, factor)
+        norm = answer.abs().sum((-2, -1))
+        if bool((norm <= best).all()):
+            break
+        best = torch.maximum(best, norm)
+        steepest = torch.cholesky_solve(answer.sign(), factor).abs().argmax(-2, keepdim=True)
+        vector = torch.zeros_like(vector).scatter_(-2, steepest, 1.0)
+    return best * matrix.abs().sum(-2).amax(-1)
+
+
+class Cached(Generic[T]):
+    """A value that depends on some tensors, kept until one of them is changed, replaced or moved.
+
+    It notices by itself (torch counts in-place changes), so updates, loading and moving need not announce
+    themselves. It is no state: a copy or a saved learner computes it again.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[tuple[Tensor, int], ...] = ()
+        self._value: T | None = None
+
+    def get(self, tensors: tuple[Tensor, ...], compute: Callable[[], T]) -> T:
+        """The value for these tensors as they are now."""
+        known = len(self._key) == len(tensors) and all(
+            tensor is kept and tensor._version == version
+            for tensor, (kept, version) in zip(tensors, self._key)
+        )
+        if self._value is None or not known:
+            with torch.no_grad():
+                self._value = compute()
+            self._key = tuple((tensor, tensor._version) for tensor in tensors)
+        return self._value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Cached[T]":
+        return Cached()
+
+    def __reduce__(self) -> tuple[type["Cached[T]"], tuple[()]]:
+        return Cached, ()
+
+
+def _symmetric(matrix: Tensor, what: str) -> Tensor:
+    matrix = matrix.double()
+    if not bool(torch.isfinite(matrix).all()):
+        raise NotPositiveDefiniteError(f"{what} holds NaN or infinity; check the features it was made of")
+    return (matrix + matrix.mT) / 2
+
+
+def _warn(numbers: Tensor, what: str) -> None:
+    doubtful = numbers > DOUBTFUL
+    if bool(doubtful.any()):
+        log.warning(
+            "%s: condition number %.1e (above %.0e in %d of %d matrices), so the solve is doubtful; "
+            "use more ridge or shrinkage",
+            what, float(numbers.max()), DOUBTFUL, int(doubtful.sum()), numbers.numel(),
+        )  # fmt: skip
