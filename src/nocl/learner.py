@@ -37,6 +37,8 @@ class Learner(nn.Module):
     stores_exemplars: ClassVar[bool] = False
     uses_boundaries: ClassVar[bool] = False
     base_recipe: ClassVar[Recipe] = Recipe()
+    presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
+    check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
     uses_head: ClassVar[bool] = False  # needs the base objective's head even when the network is given
 
     classes_: Tensor  # int64 [K], first-seen order = columns of decision_function

@@ -2,8 +2,8 @@
 
 One step of cross-entropy over all classes met so far for each batch of the stream, on the whole network (or on the
 head alone with ``freeze_backbone``). The base head is the one that the base session trained. There is no defence against
-forgetting, on purpose: nearly all base classes are lost within one session. Batch normalisation keeps the base session's
-statistics online, because those of ten images are noise.
+forgetting, on purpose: nearly all base classes are lost within one session. Batch normalisation goes on training, as in
+public online code; with ``freeze_backbone`` it keeps the base session's statistics.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,11 +48,16 @@ class Finetune(Learner):
             self.head.load_state_dict(trained.objective.head.state_dict())
 
     def observe(self, x: Tensor, y: Tensor) -> None:
+        images = self.prepare(x)
         columns = self.columns(y)
-        self.eval()
+        self.network.train(not self.freeze_backbone)
         trained = self.head if self.freeze_backbone else self
         parameters = list(trained.parameters())
-        loss = F.cross_entropy(self.head(self.network(self.prepare(x))), columns)
+        loss = F.cross_entropy(self.head(self.network(images)), columns)
+        if not bool(torch.isfinite(loss)):
+            raise FloatingPointError(
+                f"the loss is {loss.item()}: training diverged; try a smaller lr than {self.lr}"
+            )
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
             parameter.data.sub_(self.lr * gradient)
 

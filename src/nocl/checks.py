@@ -1,0 +1,453 @@
+"""The contract as runnable checks, for our methods and for anyone's.
+
+    from nocl.checks import check_learner
+    check_learner("my_module:MyMethod")
+
+Every method in ``METHODS`` passes all of them. They use images that are easy to tell apart and a small network, and
+take seconds. A method may name smaller settings for them in ``check_params``.
+"""
+
+import copy
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nocl.batch import JSON, Batch
+from nocl.checkpoint import load, save
+from nocl.learner import Learner, NotFittedError
+from nocl.lookup import by_name
+from nocl.methods import METHODS
+from nocl.seeding import generator
+from nocl.stream import Stream, StreamConsumedError
+
+SIDE = 32
+BASE_LABELS, NOVEL_LABELS = (7, 3, 40, 0), (12, 5)
+QUICK: dict[str, JSON] = {
+    "backbone": "tiny_resnet18",
+    "image_size": SIDE,
+    "recipe": {"epochs": 6, "lr": 0.05, "schedule": "onecycle", "compile": False},
+}
+
+
+class CheckError(AssertionError):
+    """What a learner or stream does not keep of the contract."""
+
+
+def check_learner(method: str | type[Learner], **params: JSON) -> list[str]:
+    """Run every check; raise one error that lists all that failed. Returns the names of the checks."""
+    cls = by_name(method, METHODS, "method") if isinstance(method, str) else method
+    failures = []
+    for name, check in LEARNER_CHECKS.items():
+        try:
+            check(cls, params)
+        except Exception as error:  # a check may fail in any way the method does; all are reported together
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+    if failures:
+        raise CheckError(
+            f"{cls.__name__} breaks {len(failures)} of {len(LEARNER_CHECKS)}:\n" + "\n".join(failures)
+        )
+    return list(LEARNER_CHECKS)
+
+
+def check_stream(make: Callable[[], Stream]) -> list[str]:
+    """Run every check of a stream; ``make`` builds it anew each time."""
+    for check in STREAM_CHECKS.values():
+        check(make)
+    return list(STREAM_CHECKS)
+
+
+# --- the material ---------------------------------------------------------------------------------------------------
+
+
+def easy_images(labels: Iterable[int], n: int, seed: int) -> Batch:
+    """``n`` images of each label: a coarse pattern of its own under noise, shuffled."""
+    y = torch.tensor([label for label in labels for _ in range(n)])
+    y = y[torch.randperm(len(y), generator=generator(seed, "order"))]
+    patterns = {
+        label: torch.randint(256, (3, 4, 4), generator=generator(label, "pattern"))
+        for label in set(y.tolist())
+    }
+    coarse = torch.stack([patterns[label] for label in y.tolist()])
+    fine = coarse.repeat_interleave(SIDE // 4, 2).repeat_interleave(SIDE // 4, 3)
+    noise = torch.randint(77, (len(y), 3, SIDE, SIDE), generator=generator(seed, "noise"))
+    return Batch((fine * 0.7 + noise).to(torch.uint8), y)
+
+
+def split(batch: Batch, size: int) -> list[Batch]:
+    """A batch as smaller ones."""
+    return [Batch(x, y) for x, y in zip(batch.x.split(size), batch.y.split(size))]
+
+
+def build(cls: type[Learner], params: dict[str, JSON]) -> Learner:
+    """A learner small enough for checks."""
+    return cls(**{**QUICK, **cls.check_params, **params})  # type: ignore[arg-type]
+
+
+def fitted(cls: type[Learner], params: dict[str, JSON]) -> Learner:
+    """A learner after its base session; trained once, then copied."""
+    return copy.deepcopy(_fitted_once(cls, json.dumps(params)))
+
+
+@lru_cache(maxsize=4)
+def _fitted_once(cls: type[Learner], params: str) -> Learner:
+    return build(cls, json.loads(params)).fit_base(split(easy_images(BASE_LABELS, 20, seed=1), 10))
+
+
+def novel(n: int = 10, size: int = 10, seed: int = 2) -> list[Batch]:
+    """A session of the novel labels."""
+    return split(easy_images(NOVEL_LABELS, n, seed), size)
+
+
+def teach(learner: Learner, batches: Iterable[Batch]) -> Learner:
+    """One session."""
+    for x, y in batches:
+        learner.observe(x, y)
+    learner.end_session()
+    return learner
+
+
+def differences(a: Learner, b: Learner) -> list[str]:
+    """Names of the state's tensors that are not the same, bit for bit."""
+    left, right = a.state_dict(), b.state_dict()
+    return [
+        name
+        for name in {**left, **right}
+        if name not in left or name not in right or not torch.equal(left[name], right[name])
+    ]
+
+
+def expect_same_state(a: Learner, b: Learner, when: str) -> None:
+    """Fail the check, naming the tensors that differ."""
+    names = differences(a, b)
+    expect(not names, f"{when}: {len(names)} tensors differ, {', '.join(names[:4])}")
+
+
+def expect(condition: bool, message: str) -> None:
+    """Fail the check with a message unless the condition holds."""
+    if not condition:
+        raise CheckError(message)
+
+
+# --- learners -------------------------------------------------------------------------------------------------------
+
+
+def parameters_round_trip(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Parameters survive JSON and ``clone``; a clone has learned nothing."""
+    learner = build(cls, params)
+    again = cls(**learner.get_params())  # type: ignore[arg-type]
+    expect(
+        again.get_params() == learner.get_params(), "a learner built from get_params() has other parameters"
+    )
+    copied = fitted(cls, params).clone(seed=5)
+    expect(
+        copied.seed == 5 and not len(copied.classes_),
+        "clone(seed=5) must take the change and nothing learned",
+    )
+    for name, value in learner.get_params().items():
+        expect(
+            name in {*QUICK, *cls.check_params, *params} or value == cls().get_params()[name],
+            f"{name} changed",
+        )
+
+
+def global_generator_untouched(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Nothing draws from torch's or numpy's global generator."""
+    torch.manual_seed(123)
+    numpy_before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]  # noqa: NPY002
+    before = torch.get_rng_state()
+    learner = build(cls, params)
+    learner.fit_base(split(easy_images(BASE_LABELS, 4, seed=1), 8))
+    teach(learner, novel(4)).predict(novel(2)[0].x)
+    expect(torch.equal(before, torch.get_rng_state()), "torch's global generator was used")
+    numpy_after = np.random.get_state()[1]  # type: ignore[index]  # noqa: NPY002
+    expect(bool((numpy_before == numpy_after).all()), "numpy's global generator was used")
+
+
+def same_seed_same_result(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Two learners of one seed end in the same state, bit for bit."""
+    ends = []
+    for _ in range(2):
+        learner = build(cls, params)
+        learner.fit_base(split(easy_images(BASE_LABELS, 4, seed=1), 8))
+        ends.append(teach(learner, novel(4)))
+    expect_same_state(*ends, "two runs with the same seed")
+
+
+def predict_before_learning_raises(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """A learner that has met no class says so."""
+    try:
+        build(cls, params).predict(novel(1)[0].x)
+    except NotFittedError:
+        return
+    raise CheckError("predict before learning must raise NotFittedError")
+
+
+def predict_changes_nothing(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Predicting leaves state and gradients alone, and gives the same answer twice."""
+    learner = teach(fitted(cls, params), novel())
+    before = copy.deepcopy(learner)
+    x = easy_images(BASE_LABELS, 3, seed=9).x
+    first, second = learner.decision_function(x), learner.decision_function(x)
+    expect(torch.equal(first, second), "the second answer differs from the first")
+    expect(not first.requires_grad, "decision_function must not track gradients")
+    expect_same_state(before, learner, "decision_function changed the state")
+
+
+def classes_grow_in_order(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Every class met appears once in ``classes_``; old columns stay where they are."""
+    learner = fitted(cls, params)
+    before = learner.classes_.tolist()
+    expect(set(before) == set(BASE_LABELS), f"after the base session classes_ is {before}")
+    expect(int(learner.n_base_) == len(BASE_LABELS), f"n_base_ is {int(learner.n_base_)}")
+    for x, y in novel():
+        learner.observe(x, y)
+    after = learner.classes_.tolist()
+    expect(after[: len(before)] == before, "old classes moved to other columns")
+    expect(sorted(after) == sorted({*BASE_LABELS, *NOVEL_LABELS}), f"classes_ is {after}")
+    learner.end_session()
+    scores = learner.decision_function(novel(3)[0].x)
+    expect(scores.shape[1] == len(after), f"{scores.shape[1]} columns for {len(after)} classes")
+    expect(bool(torch.isfinite(scores).all()), "a class that was met has a score that is not finite")
+
+
+def batching_does_not_matter(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """An image's scores do not depend on what it is batched with."""
+    learner = teach(fitted(cls, params), novel())
+    x = easy_images((*BASE_LABELS, *NOVEL_LABELS), 2, seed=9).x
+    whole = learner.decision_function(x)
+    parts = torch.cat([learner.decision_function(part) for part in x.split(5)])
+    scale = float(whole.abs().max()) + 1e-6
+    expect(bool(((whole - parts).abs() <= 1e-3 * scale).all()), "scores depend on the batch an image is in")
+
+
+def inputs_untouched(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Images and labels handed over are neither changed nor kept by reference."""
+    learner = fitted(cls, params)
+    batches = novel()
+    copies = [Batch(x.clone(), y.clone()) for x, y in batches]
+    teach(learner, batches)
+    for (x, y), (x0, y0) in zip(batches, copies):
+        expect(torch.equal(x, x0) and torch.equal(y, y0), "observe changed its input")
+    before = learner.decision_function(easy_images(NOVEL_LABELS, 2, seed=9).x)
+    for x, y in batches:
+        x.fill_(255)
+        y.fill_(-1)
+    after = learner.decision_function(easy_images(NOVEL_LABELS, 2, seed=9).x)
+    expect(torch.equal(before, after), "the learner kept a reference to its input")
+
+
+def state_stops_growing(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Once classes stop arriving the state keeps its size, whatever the number of samples."""
+    learner = teach(fitted(cls, params), novel())
+    before = {name: tensor.shape for name, tensor in learner.state_dict().items()}
+    teach(learner, novel(20, seed=3))
+    after = {name: tensor.shape for name, tensor in learner.state_dict().items()}
+    grown = [name for name in after if after[name] != before.get(name)]
+    expect(not grown, f"grew with the number of samples: {', '.join(grown)}")
+
+
+def no_image_is_kept(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Unless it says that it stores exemplars, nothing the learner holds has an image's shape."""
+    if cls.stores_exemplars:
+        return
+    learner = teach(fitted(cls, params), novel())
+    for name, tensor in _held_tensors(learner):
+        pixels = 3 * SIDE * SIDE
+        shape = tuple(tensor.shape)
+        suspicious = shape[-3:] == (3, SIDE, SIDE) or shape[-1:] == (pixels,) or shape[-3:] == (SIDE, SIDE, 3)
+        expect(not suspicious, f"{name} has the shape of images: {list(shape)}")
+
+
+def small_batches_work(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """A batch of one image, a batch of one class, a class of one image."""
+    learner = fitted(cls, params)
+    x, y = easy_images((12,), 1, seed=2)
+    learner.observe(x, y)
+    learner.end_session()
+    expect(bool(torch.isfinite(learner.decision_function(x)).all()), "scores are not finite after one image")
+    teach(learner, split(easy_images((5,), 6, seed=2), 6))
+    expect(bool(torch.isfinite(learner.decision_function(x)).all()), "scores are not finite after one class")
+
+
+def end_session_twice(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """``end_session`` may be called again, and before anything was observed."""
+    learner = fitted(cls, params)
+    learner.end_session()
+    teach(learner, novel()).end_session()
+    expect(bool(torch.isfinite(learner.decision_function(novel(2)[0].x)).all()), "scores are not finite")
+
+
+def interrupted_equals_uninterrupted(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Save, load, continue: the same bits as never stopping, in the middle of a session too."""
+    straight = fitted(cls, params)
+    batches = novel(15)
+    with tempfile.TemporaryDirectory() as folder:
+        broken = fitted(cls, params)
+        for i, (x, y) in enumerate(batches):
+            straight.observe(x, y)
+            broken.observe(x, y)
+            if i in (0, len(batches) - 1):
+                save(broken, Path(folder) / "learner.safetensors")
+                broken = load(Path(folder) / "learner.safetensors")
+        straight.end_session()
+        broken.end_session()
+        save(broken, Path(folder) / "learner.safetensors")
+        broken = teach(load(Path(folder) / "learner.safetensors"), novel(5, seed=4))
+    teach(straight, novel(5, seed=4))
+    expect_same_state(straight, broken, "after save, load and continue")
+    x = easy_images((*BASE_LABELS, *NOVEL_LABELS), 2, seed=9).x
+    expect(torch.equal(straight.decision_function(x), broken.decision_function(x)), "the scores differ")
+
+
+def bad_input_is_refused(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Images of another type or size give an error and change nothing."""
+    learner = fitted(cls, params)
+    before = copy.deepcopy(learner)
+    y = torch.zeros(2, dtype=torch.int64)
+    for x in (torch.rand(2, 3, SIDE, SIDE), torch.zeros(2, 3, SIDE, SIDE // 2, dtype=torch.uint8)):
+        try:
+            learner.observe(x, y)
+        except ValueError:
+            continue
+        raise CheckError(f"images {x.dtype} {list(x.shape)} were accepted")
+    expect_same_state(before, learner, "a refused batch changed the state")
+
+
+def it_learns(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """On images that are easy to tell apart, answers are far better than chance."""
+    learner = teach(fitted(cls, params), novel(20))
+    x, y = easy_images((*BASE_LABELS, *NOVEL_LABELS), 10, seed=9)
+    accuracy = float((learner.predict(x) == y).double().mean())
+    chance = 1 / len({*BASE_LABELS, *NOVEL_LABELS})
+    expect(accuracy > 1.8 * chance, f"accuracy {accuracy:.2f} where chance is {chance:.2f}")
+
+
+LEARNER_CHECKS: dict[str, Callable[[type[Learner], dict[str, JSON]], None]] = {
+    check.__name__: check
+    for check in (
+        parameters_round_trip,
+        global_generator_untouched,
+        same_seed_same_result,
+        predict_before_learning_raises,
+        predict_changes_nothing,
+        classes_grow_in_order,
+        batching_does_not_matter,
+        inputs_untouched,
+        state_stops_growing,
+        no_image_is_kept,
+        small_batches_work,
+        end_session_twice,
+        interrupted_equals_uninterrupted,
+        bad_input_is_refused,
+        it_learns,
+    )
+}
+
+
+def _held_tensors(learner: Learner) -> Iterable[tuple[str, Tensor]]:
+    """All tensors a learner can reach: its state, and whatever hides in plain attributes."""
+    yield from learner.state_dict().items()
+    for name, module in learner.named_modules():
+        for attribute, value in vars(module).items():
+            for item in _flat(value):
+                yield f"{name}.{attribute}", item
+
+
+def _flat(value: object, depth: int = 3) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, np.ndarray):
+        yield torch.from_numpy(np.ascontiguousarray(value))
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _flat(item, depth - 1)
+    elif depth and isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _flat(item, depth - 1)
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+
+
+def _contents(stream: Stream) -> list[list[Batch]]:
+    return [list(stream.base), *[list(session) for session in stream]]
+
+
+def same_seed_same_order(make: Callable[[], Stream]) -> None:
+    """Two streams built alike deliver the same batches."""
+    first, second = _contents(make()), _contents(make())
+    for batches, others in zip(first, second, strict=True):
+        for (x, y), (x2, y2) in zip(batches, others, strict=True):
+            expect(torch.equal(x, x2) and torch.equal(y, y2), "the same seed gave another order")
+
+
+def every_image_once(make: Callable[[], Stream]) -> None:
+    """Each training image is delivered exactly once, the short last batch included."""
+    stream = make()
+    delivered = [batch for batches in _contents(stream) for batch in batches]
+    got = sorted(_fingerprint(x, y) for batch in delivered for x, y in zip(batch.x, batch.y))
+    wanted = sorted(
+        _fingerprint(x, y) for batch in stream.data.train.batches() for x, y in zip(batch.x, batch.y)
+    )
+    expect(got == wanted, f"{len(got)} images were delivered of {len(wanted)}, or others than those")
+
+
+def sessions_are_disjoint(make: Callable[[], Stream]) -> None:
+    """No class is in two sessions; labels delivered are the session's own; together they are all classes."""
+    stream = make()
+    seen: set[int] = set()
+    for classes, batches in zip(stream.blocks, _contents(stream), strict=True):
+        expect(not seen & set(classes), f"classes {sorted(seen & set(classes))} come twice")
+        labels = {int(label) for _, y in batches for label in y}
+        expect(labels == set(classes), f"a session of {sorted(classes)} delivered {sorted(labels)}")
+        seen |= set(classes)
+    expect(seen == set(range(stream.data.n_classes)), "some classes never come")
+
+
+def train_and_test_are_disjoint(make: Callable[[], Stream]) -> None:
+    """No test image, pixel for pixel, is in the training stream under the same label."""
+    stream = make()
+    train = {_fingerprint(x, y) for batch in stream.data.train.batches() for x, y in zip(batch.x, batch.y)}
+    for images in stream.test_sets(len(stream)):
+        for batch in images.batches():
+            for x, y in zip(batch.x, batch.y):
+                expect(
+                    _fingerprint(x, y) not in train,
+                    f"a test image of class {int(y)} is also a training image",
+                )
+
+
+def second_pass_is_refused(make: Callable[[], Stream]) -> None:
+    """A session can be iterated once; the base session again and again, in another order."""
+    stream = make()
+    first, second = torch.cat([y for _, y in stream.base]), torch.cat([y for _, y in stream.base])
+    expect(len(first) < 5 or not torch.equal(first, second), "two base epochs have the same order")
+    for session in stream:
+        list(session)
+        try:
+            iter(session)
+        except StreamConsumedError:
+            continue
+        raise CheckError(f"session {session.index} allowed a second pass")
+
+
+def _fingerprint(x: Tensor, y: Tensor) -> int:
+    return hash((x.numpy().tobytes(), int(y)))
+
+
+STREAM_CHECKS: dict[str, Callable[[Callable[[], Stream]], None]] = {
+    check.__name__: check
+    for check in (
+        same_seed_same_order,
+        every_image_once,
+        sessions_are_disjoint,
+        train_and_test_are_disjoint,
+        second_pass_is_refused,
+    )
+}

@@ -1,0 +1,114 @@
+"""START HERE: the whole protocol on one page. A learner meets a stream; what comes out is a RunResult.
+
+The base session may be repeated; after it every batch is handed over once. After each session the learner is tested
+on all classes seen so far, without being told which session they came from. With a ``folder``, everything is written
+down after each session and a run that was killed goes on there, to the same result.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from nocl.checkpoint import load_with_extra, save
+from nocl.evaluate import test
+from nocl.learner import Learner
+from nocl.methods import name_of
+from nocl.progress import track
+from nocl.results import RunResult, environment, peak_memory
+from nocl.stream import Stream
+
+STATE, RESULT = "state.safetensors", "result.json"
+
+
+class ResumeError(ValueError):
+    """A folder that holds another run than the one asked for."""
+
+
+def run(
+    learner: Learner,
+    stream: Stream,
+    *,
+    folder: Path | None = None,
+    cache: Path | None = None,
+    on_session: Callable[[RunResult], None] | None = None,
+) -> RunResult:
+    """Run the protocol.
+
+    ``folder`` keeps the state and the result so far, and is where a run continues; ``cache`` keeps trained base
+    networks; ``on_session`` is called with the result so far after each session.
+    """
+    result = _continue(learner, stream, folder)
+    if result is None:
+        start = perf_counter()
+        learner.fit_base(stream.base, workdir=cache)
+        result = _record(None, learner, stream, perf_counter() - start)
+        _keep(learner, result, folder, on_session)
+    for session in stream:
+        if session.index < len(result.accuracy):
+            continue  # learned before the run was interrupted
+        start = perf_counter()
+        for x, y in track(session, f"session {session.index}/{len(stream)}"):
+            learner.observe(x, y)
+        learner.end_session()
+        result = _record(result, learner, stream, perf_counter() - start)
+        _keep(learner, result, folder, on_session)
+    return result
+
+
+def _record(before: RunResult | None, learner: Learner, stream: Stream, seconds: float) -> RunResult:
+    """Test on everything seen so far and add one row to the result."""
+    session = 0 if before is None else len(before.accuracy)
+    start = perf_counter()
+    row = test(learner, stream.test_sets(session), stream.blocks)
+    test_seconds = perf_counter() - start
+
+    def grown(name: str, value: Any) -> tuple[Any, ...]:
+        return (*getattr(before, name, ()), value)
+
+    return RunResult(
+        method=name_of(learner),
+        params=learner.get_params(),
+        tags={"stores_exemplars": learner.stores_exemplars, "uses_boundaries": learner.uses_boundaries},
+        stream=stream.describe(),
+        seed=learner.seed,
+        session_classes=stream.blocks,
+        accuracy=grown("accuracy", row.sessions),
+        class_accuracy=grown("class_accuracy", row.classes),
+        confusion=grown("confusion", row.confusion),
+        seconds=grown("seconds", seconds),
+        test_seconds=grown("test_seconds", test_seconds),
+        peak_memory=peak_memory(),
+        state_bytes=learner.state_bytes(),
+        base=learner.base_,
+        environment=environment(learner.device),
+        log=learner.log_,
+        finished=session == len(stream),
+    )
+
+
+def _keep(
+    learner: Learner, result: RunResult, folder: Path | None, on_session: Callable[[RunResult], None] | None
+) -> None:
+    if folder is not None:
+        save(
+            learner, folder / STATE, {"result": result.to_json()}
+        )  # one file, so both are of the same session
+        result.save(folder / RESULT)
+    if on_session is not None:
+        on_session(result)
+
+
+def _continue(learner: Learner, stream: Stream, folder: Path | None) -> RunResult | None:
+    """The result so far, with ``learner`` brought to that state; None where nothing was written yet."""
+    if folder is None or not (folder / STATE).exists():
+        return None
+    saved, extra = load_with_extra(folder / STATE)
+    result = RunResult.from_json(extra.get("result"))
+    wanted = (name_of(learner), learner.get_params(), json.loads(json.dumps(stream.describe())))
+    if (result.method, result.params, result.stream) != wanted:
+        raise ResumeError(f"{folder} holds another run ({result.method}); choose another folder or delete it")
+    learner.load_state_dict(saved.state_dict())
+    learner.base_, learner.log_ = saved.base_, saved.log_
+    return result
