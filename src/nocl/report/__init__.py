@@ -1,0 +1,44 @@
+"""Results made readable: tables over seeds as Markdown, CSV and LaTeX, and one page with figures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nocl.files import write_atomically
+from nocl.report.page import page
+from nocl.report.summary import Estimate, Summary, summarise
+from nocl.report.tables import session_rows, session_table, to_csv, to_latex, to_markdown
+from nocl.results import RunResult
+
+__all__ = [
+    "Estimate",
+    "Summary",
+    "page",
+    "session_rows",
+    "session_table",
+    "summarise",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+    "write_report",
+]
+
+
+def write_report(results: Sequence[RunResult], folder: str | Path) -> dict[str, Path]:
+    """Write report.html, table.md, table.csv and table.tex; the same results give the same bytes."""
+    if not results:
+        raise ValueError("a report needs at least one result; name the result files of `nocl run`")
+    rows = summarise(results)
+    texts = {
+        "report.html": page(rows),
+        "table.md": to_markdown(rows),
+        "table.csv": to_csv(rows),
+        "table.tex": to_latex(rows),
+    }
+    paths = {name: Path(folder) / name for name in texts}
+    for name, content in texts.items():
+        _write(paths[name], content)
+    return paths
+
+
+def _write(path: Path, content: str) -> None:
+    write_atomically(path, lambda file: file.write(content.encode()))

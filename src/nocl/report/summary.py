@@ -1,0 +1,205 @@
+"""Runs brought together: one summary per method and setting, with the mean and its 95 % interval over seeds.
+
+Runs belong together when they differ in nothing but seed and class order. A run that is not finished never
+enters the mean of finished ones, because accuracy after fewer classes is another quantity.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from scipy.special import stdtrit
+
+from nocl.batch import JSON
+from nocl.results import RunResult
+
+ORDER_KEYS = frozenset(
+    {"seed", "order_seed", "order", "class_order", "classes", "sessions", "session_classes"}
+)
+BASE_KEYS = ("recipe", "epochs")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds; ``std`` and ``half``, half the width of the 95 % interval, need two seeds."""
+
+    mean: float
+    std: float | None
+    half: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All runs of one method with one set of hyper-parameters in one setting."""
+
+    label: str  # the method, with what tells it from the other rows of that method
+    setting: str  # data set and partition, with what tells it from the other settings
+    runs: tuple[RunResult, ...]
+    acc: Estimate
+    base: Estimate
+    novel: Estimate | None
+    hm: Estimate | None
+    average: Estimate
+    forgetting: Estimate | None
+    online_seconds: Estimate  # learning sessions 1 ... S, without base training and testing
+    state_bytes: Estimate
+    curve: tuple[Estimate, ...]  # Acc after each session, the base first
+
+    @property
+    def first(self) -> RunResult:
+        """The run to read from what all of them share."""
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> int:
+        """Number of different pairs of seed and class order."""
+        return self.acc.seeds
+
+    @property
+    def note(self) -> str:
+        """What a reader must know about this row; empty if all is well."""
+        notes = []
+        if not self.first.finished:
+            notes.append(
+                f"unfinished: {len(self.first.accuracy) - 1} of {len(self.first.sizes) - 1} sessions"
+            )
+        if len(self.runs) > self.seeds:
+            notes.append(f"{len(self.runs)} runs")
+        return ", ".join(notes)
+
+
+def summarise(results: Iterable[RunResult]) -> list[Summary]:
+    """One summary per method, hyper-parameters and setting: by setting, finished first, best Acc first."""
+    groups: dict[str, list[RunResult]] = {}
+    for result in results:
+        runs = groups.setdefault(_key(result), [])
+        if result not in runs:  # the same file named twice is one run
+            runs.append(result)
+    grouped = [sorted(runs, key=seed_pair) for runs in groups.values()]
+    settings = _settings([runs[0] for runs in grouped])
+    labels = _labels([runs[0] for runs in grouped])
+    rows = [_summary(runs, label, setting) for runs, label, setting in zip(grouped, labels, settings)]
+    return sorted(rows, key=lambda row: (row.setting, not row.first.finished, -row.acc.mean, row.label))
+
+
+def by_setting(rows: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """The rows of each setting: only they may be compared with each other."""
+    found: dict[str, list[Summary]] = {}
+    for row in rows:
+        found.setdefault(row.setting, []).append(row)
+    return found
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean, sample standard deviation and half width of Student's 95 % interval.
+
+    >>> found = estimate([1.0, 2.0, 3.0])
+    >>> found.mean, found.std, round(found.half, 4)
+    (2.0, 1.0, 2.4841)
+    """
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2:
+        return Estimate(mean, None, None, count)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return Estimate(mean, std, float(stdtrit(count - 1, 0.975)) * std / math.sqrt(count), count)
+
+
+def seed_pair(result: RunResult) -> tuple[int, str]:
+    """What makes two runs of a group different draws: the run's seed and its class order."""
+    return result.seed, text(result.stream.get("order_seed"))
+
+
+def text(value: JSON) -> str:
+    """A JSON value in one line; texts without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _summary(runs: Sequence[RunResult], label: str, setting: str) -> Summary:
+    def over(read: Callable[[RunResult], float | None]) -> Estimate | None:
+        return _over_seeds(runs, read)
+
+    def sure(read: Callable[[RunResult], float]) -> Estimate:
+        found = _over_seeds(runs, read)
+        assert found is not None
+        return found
+
+    return Summary(
+        label=label,
+        setting=setting,
+        runs=tuple(runs),
+        acc=sure(lambda run: run.acc),
+        base=sure(lambda run: run.base_acc),
+        novel=over(lambda run: run.novel_acc),
+        hm=over(lambda run: run.hm),
+        average=sure(lambda run: run.average),
+        forgetting=over(lambda run: run.forgetting),
+        online_seconds=sure(lambda run: math.fsum(run.seconds[1:])),
+        state_bytes=sure(lambda run: sum(run.state_bytes.values())),
+        curve=tuple(sure(partial(_acc_after, t)) for t in range(len(runs[0].accuracy))),
+    )
+
+
+def _acc_after(t: int, run: RunResult) -> float:
+    return run.curve[t].acc
+
+
+def _over_seeds(runs: Sequence[RunResult], read: Callable[[RunResult], float | None]) -> Estimate | None:
+    """Runs that repeat a seed are averaged first: no further draws, they must not narrow the interval."""
+    values: dict[tuple[int, str], list[float]] = {}
+    for run in runs:
+        value = read(run)
+        if value is not None:
+            values.setdefault(seed_pair(run), []).append(value)
+    return estimate([math.fsum(repeats) / len(repeats) for repeats in values.values()]) if values else None
+
+
+def _choices(result: RunResult) -> dict[str, JSON]:
+    """What was chosen about the method: its hyper-parameters and how the base was trained."""
+    base = {f"base {key}": result.base[key] for key in BASE_KEYS if key in result.base}
+    return base | {key: value for key, value in result.params.items() if key != "seed"}
+
+
+def _stream(result: RunResult) -> dict[str, JSON]:
+    return {key: value for key, value in result.stream.items() if key not in ORDER_KEYS}
+
+
+def _key(result: RunResult) -> str:
+    progress = None if result.finished else len(result.accuracy)
+    sizes: list[JSON] = list(result.sizes)
+    tags: dict[str, JSON] = dict(result.tags)
+    parts: list[JSON] = [result.method, _choices(result), _stream(result), sizes, tags, progress]
+    return json.dumps(parts, sort_keys=True)
+
+
+def _labels(results: Sequence[RunResult]) -> list[str]:
+    methods: dict[str, list[RunResult]] = {}
+    for result in results:
+        methods.setdefault(result.method, []).append(result)
+    return [
+        _named(result.method, _choices(result), [_choices(other) for other in methods[result.method]])
+        for result in results
+    ]
+
+
+def _settings(results: Sequence[RunResult]) -> list[str]:
+    names = [
+        " ".join(text(result.stream.get(key, "?")) for key in ("dataset", "partition")) for result in results
+    ]
+    return [
+        _named(name, _stream(result), [_stream(other) for other, same in zip(results, names) if same == name])
+        for name, result in zip(names, results)
+    ]
+
+
+def _named(name: str, own: Mapping[str, JSON], all_of_that_name: Sequence[Mapping[str, JSON]]) -> str:
+    """The name, followed by the values in which those of that name differ."""
+    different = [
+        f"{key}={text(own[key])}"
+        for key in own
+        if any(key not in other or other[key] != own[key] for other in all_of_that_name)
+    ]
+    return f"{name} ({', '.join(different)})" if different else name

@@ -1,0 +1,209 @@
+"""Summaries as text: Markdown, CSV and LaTeX (booktabs); and the sessions of one run as rows.
+
+One list of columns serves all of them, so that no two tables can disagree. Accuracies are percentages with
+one decimal, except in CSV, which holds the unrounded shares.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from nocl.batch import JSON
+from nocl.report.summary import Estimate, Summary, by_setting
+from nocl.results import RunResult
+
+MISSING = "–"
+
+
+class Column(NamedTuple):
+    """One column of the comparison."""
+
+    title: str
+    cell: Callable[[Summary], str]
+    hint: str
+    estimate: Callable[[Summary], Estimate | None] | None = None  # for columns with a mean over seeds
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage with one decimal.
+
+    >>> percent(0.486), percent(None), percent(-0.0001)
+    ('48.6', '–', '0.0')
+    """
+    return MISSING if value is None else f"{round(100 * value, 1) + 0.0:.1f}"
+
+
+def percent_estimate(value: Estimate | None) -> str:
+    """A mean with the half width of its interval, or alone if there is only one seed."""
+    if value is None:
+        return MISSING
+    return percent(value.mean) + ("" if value.half is None else f" ± {percent(value.half)}")
+
+
+def duration(seconds: float) -> str:
+    """A time of three digits or so.
+
+    >>> duration(0.0123), duration(12.34), duration(3725)
+    ('0.012 s', '12.3 s', '1 h 02 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.2f} s"
+    if seconds < 600:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: float) -> str:
+    """A number of bytes with a decimal unit.
+
+    >>> size(0), size(640), size(4372560)
+    ('0 B', '640 B', '4.37 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _measure(title: str, read: Callable[[Summary], Estimate | None], hint: str) -> Column:
+    return Column(title, lambda row: percent_estimate(read(row)), hint, read)
+
+
+def _method(row: Summary) -> str:
+    return f"{row.label} [{row.note}]" if row.note else row.label
+
+
+COLUMNS = (
+    Column("Method", _method, "with the parameters in which it differs from other rows of that method"),
+    _measure("Acc", lambda row: row.acc, "all classes, after the last session"),
+    _measure("Base", lambda row: row.base, "base classes"),
+    _measure("Novel", lambda row: row.novel, "classes learned in the stream"),
+    _measure("HM", lambda row: row.hm, "harmonic mean of base and novel"),
+    _measure("Average", lambda row: row.average, "mean Acc over the sessions"),
+    _measure("Forgetting", lambda row: row.forgetting, "drop from the best earlier accuracy"),
+    Column("Seeds", lambda row: str(row.seeds), "different seeds and class orders"),
+    Column(
+        "Exemplars", lambda row: "stored" if row.first.tags["stores_exemplars"] else "none", "keeps images"
+    ),
+    Column(
+        "Boundaries", lambda row: "used" if row.first.tags["uses_boundaries"] else "no", "between sessions"
+    ),
+    Column(
+        "Online", lambda row: duration(row.online_seconds.mean), "time to learn the sessions after the base"
+    ),
+    Column("State", lambda row: size(row.state_bytes.mean), "bytes carried after the last session"),
+)
+
+
+def intervals_note(rows: Sequence[Summary]) -> str:
+    """What the ± in a table means, and for which rows there is none."""
+    alone = sum(row.seeds == 1 for row in rows)
+    if alone == len(rows):
+        return "Percent. One seed each: no interval can be given."
+    note = "Percent; ± is the half width of the 95 % interval of the mean over seeds (Student's t)."
+    return note + (" Rows with one seed have no interval." if alone else "")
+
+
+def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are aligned to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    lines += [[_markdown(cell) for cell in row] for row in body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def to_markdown(rows: Sequence[Summary]) -> str:
+    """One table per setting under its name, best Acc first."""
+    parts = []
+    for setting, some in by_setting(rows).items():
+        table = markdown_table([column.title for column in COLUMNS], _cells(some))
+        parts.append(f"## {_markdown(setting)}\n\n{table}\n{intervals_note(some)}\n")
+    return "\n".join(parts)
+
+
+def to_latex(rows: Sequence[Summary]) -> str:
+    """One booktabs tabular per setting."""
+    parts = [r"% needs \usepackage{booktabs}"]
+    for setting, some in by_setting(rows).items():
+        parts += [
+            f"% {_latex(setting)}",
+            rf"\begin{{tabular}}{{l{'r' * (len(COLUMNS) - 1)}}}",
+            r"\toprule",
+            " & ".join(_latex(column.title) for column in COLUMNS) + r" \\",
+            r"\midrule",
+            *(" & ".join(map(_latex, cells)) + r" \\" for cells in _cells(some)),
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"% {_latex(intervals_note(some))}",
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def to_csv(rows: Sequence[Summary]) -> str:
+    """One line per row with unrounded shares, empty where there is no value; intervals as half widths."""
+    records = [_record(row) for row in rows]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def session_rows(result: RunResult) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of one run: Acc, base, novel, HM and time after each session."""
+    header = ["Session", "Classes", "Acc", "Base", "Novel", "HM", "Time"]
+    body = []
+    for t, (point, seconds) in enumerate(zip(result.curve, result.seconds)):
+        seen = sum(result.sizes[: t + 1])
+        body.append(["base" if t == 0 else str(t), str(seen), *map(percent, point), duration(seconds)])
+    return header, body
+
+
+def session_table(result: RunResult) -> str:
+    """The sessions of one run as a Markdown table."""
+    return markdown_table(*session_rows(result))
+
+
+def _cells(rows: Sequence[Summary]) -> list[list[str]]:
+    return [[column.cell(row) for column in COLUMNS] for row in rows]
+
+
+def _record(row: Summary) -> dict[str, JSON]:
+    run = row.first
+    params = {key: value for key, value in run.params.items() if key != "seed"}
+    record: dict[str, JSON] = {
+        "setting": row.setting,
+        "label": row.label,
+        "method": run.method,
+        "params": json.dumps(params, sort_keys=True),
+        "seeds": row.seeds,
+        "runs": len(row.runs),
+        "finished": run.finished,
+        "sessions_learned": len(run.accuracy) - 1,
+        "sessions": len(run.sizes) - 1,
+        **run.tags,
+    }
+    for name in ("acc", "base", "novel", "hm", "average", "forgetting", "online_seconds", "state_bytes"):
+        value: Estimate | None = getattr(row, name)
+        record[f"{name}_mean"] = None if value is None else value.mean
+        record[f"{name}_std"] = None if value is None else value.std
+        record[f"{name}_half95"] = None if value is None else value.half
+    return record
+
+
+def _markdown(cell: str) -> str:
+    return re.sub(r"([\\`*_|<>\[\]#&])", r"\\\1", " ".join(cell.split()))
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "–": "--",
+} | {mark: "\\" + mark for mark in "&%$#_{}"} | {mark: f"{{{mark}}}" for mark in "[]"}  # fmt: skip
+
+
+def _latex(cell: str) -> str:
+    return "".join(_LATEX.get(mark, mark) for mark in " ".join(cell.split()))
