@@ -30,9 +30,7 @@ def write_cifar100(root: Path, n_classes: int = 3, *, python2: bool = False) -> 
             raw = pickle.dumps({"data": pixels[split], "fine_labels": labels}, protocol=2)
         (folder / split).write_bytes(raw)
     if python2:
-        raw = python2_dict(
-            {"fine_label_names": b"](" + b"".join(python2_string(n.encode()) for n in names) + b"e"}
-        )
+        raw = python2_dict({"fine_label_names": b"](" + b"".join(python2_string(n.encode()) for n in names) + b"e"})
     else:
         raw = pickle.dumps({b"fine_label_names": [n.encode() for n in names]}, protocol=2)
     (folder / "meta").write_bytes(raw)

@@ -23,9 +23,7 @@ def python2_array(array: np.ndarray) -> bytes:
     kind = array.dtype.str[1:].encode()
     dtype = b"cnumpy\ndtype\n(" + python2_string(kind) + b"K\x00K\x01tR(K\x03" + python2_string(b"|")
     dtype += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    start = (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85" + python2_string(b"b") + b"tR"
-    )
+    start = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85" + python2_string(b"b") + b"tR"
     return start + b"(K\x01(" + shape + b"t" + dtype + b"\x89" + python2_string(array.tobytes()) + b"tb"
 
 
@@ -49,9 +47,7 @@ def test_python_2_numpy_1_pickle_is_read_with_text_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("package", ["numpy.core", "numpy._core"])
-def test_python_3_pickles_are_read_under_both_numpy_names(
-    tmp_path: Path, protocol: int, package: str
-) -> None:
+def test_python_3_pickles_are_read_under_both_numpy_names(tmp_path: Path, protocol: int, package: str) -> None:
     value = {b"data": np.arange(300, dtype=np.uint8).reshape(3, 100), b"labels": [1, 2], "n": np.int64(7)}
     raw = pickle.dumps(value, protocol=protocol)
     if package == "numpy.core":

@@ -24,9 +24,7 @@ def test_absent_files_are_named_with_the_command_that_fetches_them(tmp_path: Pat
         load("cifar100", root=tmp_path)
 
 
-def test_root_is_the_environment_variable_or_the_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_root_is_the_environment_variable_or_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NOCL_DATA", str(tmp_path))
     assert default_root() == tmp_path
     monkeypatch.delenv("NOCL_DATA")

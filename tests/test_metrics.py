@@ -58,9 +58,7 @@ def test_hm_by_hand() -> None:
         (53.8, 42.1, 60, 49.12, 47.24),
     ],
 )
-def test_the_cells_the_paper_prints(
-    base: float, novel: float, share_of_base: int, acc: float, hm: float
-) -> None:
+def test_the_cells_the_paper_prints(base: float, novel: float, share_of_base: int, acc: float, hm: float) -> None:
     row, sizes = (base, novel), (share_of_base, 100 - share_of_base)
     assert round(metrics.acc(row, sizes), 2) == acc
     assert round(metrics.hm(base, novel), 2) == hm

@@ -200,9 +200,7 @@ def test_save_replaces_whole_files_only(tmp_path: Path) -> None:
 def test_environment_is_json_and_fits_a_result() -> None:
     found = environment()
     assert small(environment=copy.deepcopy(found)).environment == found
-    assert {"nocl", "commit", "dirty", "python", "torch", "platform", "cpu", "threads", "device"} <= set(
-        found
-    )
+    assert {"nocl", "commit", "dirty", "python", "torch", "platform", "cpu", "threads", "device"} <= set(found)
     assert found["device"] == "cpu"
 
 
@@ -227,9 +225,7 @@ def test_no_commit_when_the_package_only_lies_inside_some_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*arguments: str) -> None:
-        subprocess.run(
-            ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True
-        )
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True)
 
     copied = tmp_path / "site-packages" / "results.py"
     copied.parent.mkdir()

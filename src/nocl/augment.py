@@ -43,7 +43,7 @@ def _pipeline(name: str, height: int, width: int) -> nn.Module:
 
     flip = K.RandomHorizontalFlip(p=0.5)
     if name == "flip":
-        return flip
+        return nn.Sequential(flip)
     if name == "crop_flip":
         return nn.Sequential(K.RandomCrop((height, width), padding=(height // 8, width // 8)), flip)
     return nn.Sequential(

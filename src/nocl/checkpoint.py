@@ -38,9 +38,7 @@ def load_with_extra(path: Path, *, device: str = "cpu") -> tuple[Learner, dict[s
     if header.get("kind") != KIND:
         raise DamagedFileError(f"{path} is not a saved learner (kind {header.get('kind')!r})")
     if header.get("format") != FORMAT:
-        raise DamagedFileError(
-            f"{path} has format {header.get('format')}, this nocl reads {FORMAT}: update nocl"
-        )
+        raise DamagedFileError(f"{path} has format {header.get('format')}, this nocl reads {FORMAT}: update nocl")
     method, params = header.get("method"), header.get("params")
     base, curves, extra = header.get("base"), header.get("log"), header.get("extra")
     if not (isinstance(method, str) and isinstance(params, dict) and isinstance(extra, dict)):
@@ -49,9 +47,7 @@ def load_with_extra(path: Path, *, device: str = "cpu") -> tuple[Learner, dict[s
     try:
         learner.load_state_dict(tensors)
     except (RuntimeError, KeyError) as error:
-        raise DamagedFileError(
-            f"{path}: the tensors do not fit {method} with the saved parameters: {error}"
-        ) from error
+        raise DamagedFileError(f"{path}: the tensors do not fit {method} with the saved parameters: {error}") from error
     learner.base_ = base if isinstance(base, dict) else {}
     learner.log_ = curves if isinstance(curves, dict) else {}
     return learner.eval().to(device), extra

@@ -11,7 +11,7 @@ import copy
 import json
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +49,7 @@ def check_learner(method: str | type[Learner], **params: JSON) -> list[str]:
         except Exception as error:  # a check may fail in any way the method does; all are reported together
             failures.append(f"{name}: {type(error).__name__}: {error}")
     if failures:
-        raise CheckError(
-            f"{cls.__name__} breaks {len(failures)} of {len(LEARNER_CHECKS)}:\n" + "\n".join(failures)
-        )
+        raise CheckError(f"{cls.__name__} breaks {len(failures)} of {len(LEARNER_CHECKS)}:\n" + "\n".join(failures))
     return list(LEARNER_CHECKS)
 
 
@@ -70,8 +68,7 @@ def easy_images(labels: Iterable[int], n: int, seed: int) -> Batch:
     y = torch.tensor([label for label in labels for _ in range(n)])
     y = y[torch.randperm(len(y), generator=generator(seed, "order"))]
     patterns = {
-        label: torch.randint(256, (3, 4, 4), generator=generator(label, "pattern"))
-        for label in set(y.tolist())
+        label: torch.randint(256, (3, 4, 4), generator=generator(label, "pattern")) for label in set(y.tolist())
     }
     coarse = torch.stack([patterns[label] for label in y.tolist()])
     fine = coarse.repeat_interleave(SIDE // 4, 2).repeat_interleave(SIDE // 4, 3)
@@ -94,7 +91,7 @@ def fitted(cls: type[Learner], params: dict[str, JSON]) -> Learner:
     return copy.deepcopy(_fitted_once(cls, json.dumps(params)))
 
 
-@lru_cache(maxsize=4)
+@cache
 def _fitted_once(cls: type[Learner], params: str) -> Learner:
     return build(cls, json.loads(params)).fit_base(split(easy_images(BASE_LABELS, 20, seed=1), 10))
 
@@ -141,9 +138,7 @@ def parameters_round_trip(cls: type[Learner], params: dict[str, JSON]) -> None:
     """Parameters survive JSON and ``clone``; a clone has learned nothing."""
     learner = build(cls, params)
     again = cls(**learner.get_params())  # type: ignore[arg-type]
-    expect(
-        again.get_params() == learner.get_params(), "a learner built from get_params() has other parameters"
-    )
+    expect(again.get_params() == learner.get_params(), "a learner built from get_params() has other parameters")
     copied = fitted(cls, params).clone(seed=5)
     expect(
         copied.seed == 5 and not len(copied.classes_),
@@ -159,7 +154,7 @@ def parameters_round_trip(cls: type[Learner], params: dict[str, JSON]) -> None:
 def global_generator_untouched(cls: type[Learner], params: dict[str, JSON]) -> None:
     """Nothing draws from torch's or numpy's global generator."""
     torch.manual_seed(123)
-    numpy_before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]  # noqa: NPY002
+    numpy_before = np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
     before = torch.get_rng_state()
     learner = build(cls, params)
     learner.fit_base(split(easy_images(BASE_LABELS, 4, seed=1), 8))
@@ -176,7 +171,7 @@ def same_seed_same_result(cls: type[Learner], params: dict[str, JSON]) -> None:
         learner = build(cls, params)
         learner.fit_base(split(easy_images(BASE_LABELS, 4, seed=1), 8))
         ends.append(teach(learner, novel(4)))
-    expect_same_state(*ends, "two runs with the same seed")
+    expect_same_state(ends[0], ends[1], "two runs with the same seed")
 
 
 def predict_before_learning_raises(cls: type[Learner], params: dict[str, JSON]) -> None:
@@ -392,9 +387,7 @@ def every_image_once(make: Callable[[], Stream]) -> None:
     stream = make()
     delivered = [batch for batches in _contents(stream) for batch in batches]
     got = sorted(_fingerprint(x, y) for batch in delivered for x, y in zip(batch.x, batch.y))
-    wanted = sorted(
-        _fingerprint(x, y) for batch in stream.data.train.batches() for x, y in zip(batch.x, batch.y)
-    )
+    wanted = sorted(_fingerprint(x, y) for batch in stream.data.train.batches() for x, y in zip(batch.x, batch.y))
     expect(got == wanted, f"{len(got)} images were delivered of {len(wanted)}, or others than those")
 
 

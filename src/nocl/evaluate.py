@@ -11,7 +11,7 @@ from nocl.metrics import session_means
 
 
 @dataclass(frozen=True)
-class TestRow:
+class Assessment:
     """What is known after one session; None for classes and sessions not yet seen."""
 
     sessions: tuple[float | None, ...]
@@ -19,16 +19,16 @@ class TestRow:
     confusion: dict[str, int]
 
 
-def test(
+def assess(
     learner: Learner, test_sets: Sequence[ImageSet], blocks: Sequence[Sequence[int]], batch_size: int = 128
-) -> TestRow:
+) -> Assessment:
     """Test on ``test_sets``, the first of the sessions whose classes are ``blocks``."""
     pairs = [(y, learner.predict(x)) for images in test_sets for x, y in images.batches(batch_size)]
     truth, answer = torch.cat([y for y, _ in pairs]), torch.cat([p for _, p in pairs])
     return row(truth, answer, blocks)
 
 
-def row(truth: torch.Tensor, answer: torch.Tensor, blocks: Sequence[Sequence[int]]) -> TestRow:
+def row(truth: torch.Tensor, answer: torch.Tensor, blocks: Sequence[Sequence[int]]) -> Assessment:
     """Accuracies and confusion of answers [N] where ``truth`` [N] holds the labels.
 
     >>> row(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), [[0], [1], [2]]).sessions
@@ -46,4 +46,4 @@ def row(truth: torch.Tensor, answer: torch.Tensor, blocks: Sequence[Sequence[int
         confusion[f"{name}_right"] = int((of_kind & right).sum())
         confusion[f"{name}_as_base"] = int((of_kind & ~right & to_base).sum())
         confusion[f"{name}_as_novel"] = int((of_kind & ~right & ~to_base).sum())
-    return TestRow(session_means(classes, [len(block) for block in blocks]), tuple(classes), confusion)
+    return Assessment(session_means(classes, [len(block) for block in blocks]), tuple(classes), confusion)

@@ -27,7 +27,7 @@ class NotFittedError(RuntimeError):
 
 
 class Learner(nn.Module):
-    """Learns classes from a stream. Subclasses give ``observe``, ``decision_function`` and, if they keep state, ``grow``.
+    """Learns classes from a stream. Subclasses give ``observe``, ``decision_function`` and ``grow``.
 
     Hyper-parameters are keyword arguments of ``__init__`` with JSON values, kept under their own names.
     ``recipe`` changes the method's own base recipe; ``weights`` names a safetensors file to take the network from
@@ -59,9 +59,7 @@ class Learner(nn.Module):
         self.full_recipe = self.base_recipe.with_changes(self.recipe)
         self.network = nets.build(backbone, seed=seed)
         self.network.eval()
-        self.draw = generator(
-            seed, type(self).__name__
-        )  # all of the method's own chance; saved with the state
+        self.draw = generator(seed, type(self).__name__)  # all of the method's own chance; saved with the state
         self.base_: dict[str, JSON] = {}  # where the network came from
         self.log_: dict[str, JSON] = {}  # curves worth a figure
         self.register_buffer("classes_", torch.zeros(0, dtype=torch.int64))
@@ -158,9 +156,7 @@ class Learner(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         """Original labels int64 [B], on the CPU."""
         if not len(self.classes_):
-            raise NotFittedError(
-                f"{type(self).__name__} has met no class yet: call fit_base or observe first"
-            )
+            raise NotFittedError(f"{type(self).__name__} has met no class yet: call fit_base or observe first")
         return self.classes_[self.decision_function(x).argmax(1)].cpu()
 
     # --- parameters and state ---------------------------------------------------------------------------------
@@ -184,9 +180,7 @@ class Learner(nn.Module):
     def set_extra_state(self, state: Any) -> None:
         self.draw.set_state(state.cpu())
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """torch's own, after growing to the saved classes."""
         if "classes_" in state_dict:
             self.meet(state_dict["classes_"].tolist())
@@ -197,9 +191,7 @@ class Learner(nn.Module):
         sizes = {"network": 0, "statistics": 0, "exemplars": 0}
         for name, tensor in self.state_dict().items():
             kind = "network" if name in self.network_state_names() else "statistics"
-            sizes["exemplars" if name.startswith("memory.") else kind] += (
-                tensor.numel() * tensor.element_size()
-            )
+            sizes["exemplars" if name.startswith("memory.") else kind] += tensor.numel() * tensor.element_size()
         return sizes
 
     def network_state_names(self) -> set[str]:
@@ -253,7 +245,7 @@ class FrozenLearner(Learner):
     def decision_function(self, x: Tensor) -> Tensor:
         return self.score(self.features(x))
 
-    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:  # noqa: ARG002
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         """One pass over the base images, with the network as it will stay."""
         self.fit_base_features((self.features(x), y) for x, y in track(base, "base statistics"))
 

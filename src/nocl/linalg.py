@@ -112,8 +112,7 @@ class Cached(Generic[T]):
     def get(self, tensors: tuple[Tensor, ...], compute: Callable[[], T]) -> T:
         """The value for these tensors as they are now."""
         known = len(self._key) == len(tensors) and all(
-            tensor is kept and tensor._version == version
-            for tensor, (kept, version) in zip(tensors, self._key)
+            tensor is kept and tensor._version == version for tensor, (kept, version) in zip(tensors, self._key)
         )
         if self._value is None or not known:
             with torch.no_grad():

@@ -122,9 +122,7 @@ def session_means(class_row: Row, sizes: Sequence[int]) -> tuple[float | None, .
         part = class_row[start : start + size]
         known = [value for value in part if value is not None]
         if known and len(known) < size:
-            raise ValueError(
-                f"classes {start} to {start + size - 1} are one session, but only some have an accuracy"
-            )
+            raise ValueError(f"classes {start} to {start + size - 1} are one session, but only some have an accuracy")
         means.append(sum(known) / size if known else None)
         start += size
     return tuple(means)

@@ -6,7 +6,7 @@ loop knows neither. This module does not evaluate and never sees a novel class.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -91,7 +91,7 @@ class CrossEntropy(Objective):
         self.head.grow(n_classes, generator(seed, "head"))
         self.normalise = network.normalise
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, draw: torch.Generator) -> Tensor:  # noqa: ARG002
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, draw: torch.Generator) -> Tensor:
         return F.cross_entropy(self.head(network(self.normalise(x))), y)
 
 
@@ -153,9 +153,10 @@ def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = No
     Tensor names are the network's own, with or without the prefix ``network.``; a head in the file is left aside.
     """
     tensors, header = read_tensors(path)
-    trained_on = header.get("classes")
-    if allowed is not None and isinstance(trained_on, list) and not set(trained_on) <= allowed:
-        leaked = sorted(set(trained_on) - allowed)
+    listed = header.get("classes")
+    trained_on = {label for label in listed if isinstance(label, int)} if isinstance(listed, list) else set()
+    if allowed is not None and not trained_on <= allowed:
+        leaked = sorted(trained_on - allowed)
         raise WrongBaseError(
             f"{path.name} was trained on {len(leaked)} classes that this stream brings later ({leaked[:5]} ...): "
             "use the order and partition it was trained for"
@@ -172,9 +173,7 @@ def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = No
             raise WrongBaseError(f"{path.name} has no {tensor_name!r}: it holds another network")
         elif tensors[tensor_name].shape != tensor.shape:
             shape = list(tensors[tensor_name].shape)
-            raise WrongBaseError(
-                f"{path.name}: {tensor_name} is {shape}, this network's is {list(tensor.shape)}"
-            )
+            raise WrongBaseError(f"{path.name}: {tensor_name} is {shape}, this network's is {list(tensor.shape)}")
     network.load_state_dict({tensor_name: tensors[tensor_name] for tensor_name in wanted})
     return {"weights": path.name, "sha256": file_digest(path)}
 
@@ -255,20 +254,16 @@ class _Training:
         for step, (x, y) in enumerate(batches):
             if len(y) == 1 and not self.frozen:
                 continue  # batch normalisation has no variance to learn from one image
-            images = self.augment(x.to(device).float() / 255, draw).contiguous(
-                memory_format=torch.channels_last
-            )
+            images = self.augment(x.to(device).float() / 255, draw).contiguous(memory_format=torch.channels_last)
             targets = torch.tensor([self.target[int(label)] for label in y], device=device)
-            self.optimizer.param_groups[0]["lr"] = self._lr(
-                epoch * n_batches + step, self.recipe.epochs * n_batches
-            )
+            self.optimizer.param_groups[0]["lr"] = self._lr(epoch * n_batches + step, self.recipe.epochs * n_batches)
             loss = self.objective.loss(model, images, targets, draw)
             if not bool(torch.isfinite(loss)):
                 raise FloatingPointError(
                     f"loss is {loss.item()} in base epoch {epoch + 1}; try a smaller lr than {self.recipe.lr}"
                 )
             self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self.optimizer.step()
             total, seen = total + loss.item() * len(y), seen + len(y)
         return total / max(seen, 1)
@@ -298,9 +293,7 @@ class _Training:
     def _restore(self, path: Path, key: dict[str, JSON]) -> list[float]:
         tensors, header = read_tensors(path)
         if header.get("key") != key:
-            raise WrongBaseError(
-                f"{path} was trained with other settings than its name says; delete it to train again"
-            )
+            raise WrongBaseError(f"{path} was trained with other settings than its name says; delete it to train again")
         self.network.load_state_dict(_under("network.", tensors))
         self.objective.load_state_dict(_under("objective.", tensors))
         for name, velocity in _under("velocity.", tensors).items():
@@ -315,7 +308,7 @@ def _epoch_of(base: Iterable[Batch], index: int) -> Iterator[Batch]:
 
 
 def _count(base: Iterable[Batch]) -> int:
-    return len(base) if hasattr(base, "__len__") else sum(1 for _ in _epoch_of(base, 0))
+    return len(base) if isinstance(base, Sized) else sum(1 for _ in _epoch_of(base, 0))
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ Libraries wrap their loops in :func:`track`; by default nothing is shown. The co
 with the time left on a terminal, plain lines in a log.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
@@ -51,7 +51,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     if reporter is None:
         yield from items
         return
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     task = reporter.start(description, total)
     try:

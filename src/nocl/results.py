@@ -39,17 +39,11 @@ class RunResult:
     method: str  # key of METHODS or "module:Class"
     params: dict[str, JSON]  # the learner's hyper-parameters
     tags: dict[str, bool]  # stores_exemplars, uses_boundaries
-    stream: dict[
-        str, JSON
-    ]  # enough to rebuild it: data set, fingerprint, partition, order seed, class order ...
+    stream: dict[str, JSON]  # enough to rebuild it: data set, fingerprint, partition, order seed, class order ...
     seed: int
     session_classes: tuple[tuple[int, ...], ...]  # of all sessions planned, the base first
-    accuracy: tuple[
-        tuple[float | None, ...], ...
-    ]  # [after session t][on session s's test set], class mean, 0..1
-    class_accuracy: tuple[
-        tuple[float | None, ...], ...
-    ]  # [after session t][class, in order of session_classes]
+    accuracy: tuple[tuple[float | None, ...], ...]  # [after session t][on session s's test set], class mean, 0..1
+    class_accuracy: tuple[tuple[float | None, ...], ...]  # [after session t][class, in order of session_classes]
     confusion: tuple[dict[str, int], ...]  # per session, counts of test images by the names in CONFUSION
     seconds: tuple[float, ...]  # base training and statistics first, then learning each session
     test_seconds: tuple[float, ...]
@@ -184,16 +178,12 @@ def _check_shapes(result: RunResult) -> None:
     if len(set(flat)) < len(flat):
         raise InvalidResultError("session_classes: a class appears twice")
     if not 1 <= rows <= sessions:
-        raise InvalidResultError(
-            f"accuracy: {rows} rows for {sessions} sessions; one row per session learned"
-        )
+        raise InvalidResultError(f"accuracy: {rows} rows for {sessions} sessions; one row per session learned")
     if result.finished and rows < sessions:
         raise InvalidResultError(f"finished: true, but accuracy has {rows} rows for {sessions} sessions")
     for name in ("class_accuracy", "confusion", "seconds", "test_seconds"):
         if len(getattr(result, name)) != rows:
-            raise InvalidResultError(
-                f"{name}: {len(getattr(result, name))} entries, but accuracy has {rows} rows"
-            )
+            raise InvalidResultError(f"{name}: {len(getattr(result, name))} entries, but accuracy has {rows} rows")
     for name, width in (("accuracy", sessions), ("class_accuracy", len(flat))):
         for t, row in enumerate(getattr(result, name)):
             if len(row) != width:
@@ -216,9 +206,7 @@ def _check_seen(result: RunResult) -> None:
             if (value is None) != (mean is None) or (
                 value is not None and mean is not None and abs(value - mean) > 1e-6
             ):
-                raise InvalidResultError(
-                    f"accuracy[{t}][{s}]: {value}, but the mean of class_accuracy is {mean}"
-                )
+                raise InvalidResultError(f"accuracy[{t}][{s}]: {value}, but the mean of class_accuracy is {mean}")
 
 
 # Readers: each returns the value as it is stored, sharing nothing with what was given, or names the field.
@@ -285,9 +273,7 @@ def _each(read: Callable[[object, str], Any], value: object, where: str) -> tupl
     return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(value))
 
 
-def _named(
-    read: Callable[[object, str], Any], names: tuple[str, ...], value: object, where: str
-) -> dict[str, Any]:
+def _named(read: Callable[[object, str], Any], names: tuple[str, ...], value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping) or set(value) != set(names):
         raise _fail(where, f"an object with exactly {', '.join(names)}", value)
     return {name: read(value[name], f"{where}.{name}") for name in names}

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from nocl.checkpoint import load_with_extra, save
-from nocl.evaluate import test
+from nocl.evaluate import assess
 from nocl.learner import Learner
 from nocl.methods import name_of
 from nocl.progress import track
@@ -61,7 +61,7 @@ def _record(before: RunResult | None, learner: Learner, stream: Stream, seconds:
     """Test on everything seen so far and add one row to the result."""
     session = 0 if before is None else len(before.accuracy)
     start = perf_counter()
-    row = test(learner, stream.test_sets(session), stream.blocks)
+    row = assess(learner, stream.test_sets(session), stream.blocks)
     test_seconds = perf_counter() - start
 
     def grown(name: str, value: Any) -> tuple[Any, ...]:
@@ -92,9 +92,7 @@ def _keep(
     learner: Learner, result: RunResult, folder: Path | None, on_session: Callable[[RunResult], None] | None
 ) -> None:
     if folder is not None:
-        save(
-            learner, folder / STATE, {"result": result.to_json()}
-        )  # one file, so both are of the same session
+        save(learner, folder / STATE, {"result": result.to_json()})  # one file, so both are of the same session
         result.save(folder / RESULT)
     if on_session is not None:
         on_session(result)

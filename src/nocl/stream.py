@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -44,13 +45,9 @@ class Session:
 
     def __iter__(self) -> Iterator[Batch]:
         if self._consumed:
-            raise StreamConsumedError(
-                f"session {self.index} has been seen: in this setting every image comes once"
-            )
+            raise StreamConsumedError(f"session {self.index} has been seen: in this setting every image comes once")
         self._consumed = True
-        order = torch.randperm(
-            len(self._images), generator=generator(self._seed, "session", self.index)
-        ).numpy()
+        order = torch.randperm(len(self._images), generator=generator(self._seed, "session", self.index)).numpy()
         return _batches(self._images, order, self._batch_size, self._drop_last)
 
 
@@ -72,9 +69,7 @@ class RepeatableSession:
         return self.epoch(self._next - 1)
 
     def epoch(self, index: int) -> Iterator[Batch]:
-        order = torch.randperm(
-            len(self._images), generator=generator(self._seed, "base epoch", index)
-        ).numpy()
+        order = torch.randperm(len(self._images), generator=generator(self._seed, "base epoch", index)).numpy()
         return _batches(self._images, order, self._batch_size, False)
 
     def describe(self) -> dict[str, JSON]:
@@ -139,7 +134,7 @@ def class_incremental(
     sizes = parse_partition(partition, data.n_classes)
     order = torch.randperm(data.n_classes, generator=torch.Generator().manual_seed(order_seed)).tolist()
     edges = np.cumsum([0, *sizes])
-    blocks = [tuple(order[a:b]) for a, b in zip(edges[:-1], edges[1:])]
+    blocks = [tuple(order[a:b]) for a, b in pairwise(edges)]
     about: dict[str, JSON] = {
         "dataset": data.name,
         "options": data.options,
@@ -171,33 +166,25 @@ def parse_partition(text: str, n_classes: int) -> list[int]:
     """
     match = re.fullmatch(r"(\d+)\+(\d+)x(\d+)", text.strip())
     if match is None:
-        raise PartitionError(
-            f"partition {text!r}: write BASE+EACHxSESSIONS in percent of the classes, e.g. 60+4x10"
-        )
+        raise PartitionError(f"partition {text!r}: write BASE+EACHxSESSIONS in percent of the classes, e.g. 60+4x10")
     base, each, sessions = (int(group) for group in match.groups())
     if base < 1 or each < 1 or sessions < 1:
-        raise PartitionError(
-            f"partition {text!r}: base, classes per session and sessions must all be at least 1"
-        )
+        raise PartitionError(f"partition {text!r}: base, classes per session and sessions must all be at least 1")
     if base + each * sessions != 100:
         total = base + each * sessions
-        raise PartitionError(
-            f"partition {text!r}: {base} + {each} x {sessions} = {total} %, but it must be 100 %"
-        )
+        raise PartitionError(f"partition {text!r}: {base} + {each} x {sessions} = {total} %, but it must be 100 %")
     for percent, what in ((base, "base session"), (each, "each session")):
         if percent * n_classes % 100:
             raise PartitionError(
                 f"partition {text!r}: {percent} % of {n_classes} classes for {what} is {percent * n_classes / 100:g}, "
-                f"not a whole number; partitions that divide: {', '.join(_that_divide(n_classes)) or 'none of the usual'}"
+                f"not a whole number; partitions that divide: {', '.join(_that_divide(n_classes)) or 'none'}"
             )
     return [base * n_classes // 100] + [each * n_classes // 100] * sessions
 
 
 def _that_divide(n_classes: int) -> list[str]:
     usual = (*PARTITIONS, "50+5x10", "50+10x5", "50+25x2", "20+20x4", "80+20x1", "50+50x1")
-    return [
-        text for text in usual if all(int(p) * n_classes % 100 == 0 for p in re.findall(r"\d+", text)[:2])
-    ]
+    return [text for text in usual if all(int(p) * n_classes % 100 == 0 for p in re.findall(r"\d+", text)[:2])]
 
 
 def _n_batches(n: int, size: int, drop_last: bool) -> int:

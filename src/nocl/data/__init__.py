@@ -47,9 +47,7 @@ def load(name: str, *, root: Path | None = None, **options: JSON) -> Dataset:
     valid = [option for option in parameters if option != "root"]
     for option in options:
         if option not in valid:
-            raise ValueError(
-                f"{name} has no option {option!r}{_nearest(option, valid)}; it takes: {_listed(valid)}"
-            )
+            raise ValueError(f"{name} has no option {option!r}{_nearest(option, valid)}; it takes: {_listed(valid)}")
     if "root" in parameters:
         return DATASETS[name](root=default_root() if root is None else Path(root), **options)
     return DATASETS[name](**options)
@@ -63,9 +61,7 @@ def default_root() -> Path:
 def _parameters(name: str) -> dict[str, inspect.Parameter]:
     """The parameters of a data set's function, by name."""
     if name not in DATASETS:
-        raise ValueError(
-            f"no data set {name!r}{_nearest(name, list(DATASETS))}; there are: {_listed(list(DATASETS))}"
-        )
+        raise ValueError(f"no data set {name!r}{_nearest(name, list(DATASETS))}; there are: {_listed(list(DATASETS))}")
     loader = DATASETS[name]
     return dict(inspect.signature(loader.function if isinstance(loader, _Lazy) else loader).parameters)
 

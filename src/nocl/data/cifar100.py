@@ -34,16 +34,10 @@ def _read(path: Path, n_classes: int) -> ImageSet:
     content = read_pickle(path)
     pixels: NDArray[np.uint8] = _entry(content, "data", path)
     labels = np.asarray(_entry(content, "fine_labels", path), dtype=np.int64)
-    if (
-        not isinstance(pixels, np.ndarray)
-        or pixels.shape != (len(labels), _PIXELS)
-        or pixels.dtype != np.uint8
-    ):
+    if not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), _PIXELS) or pixels.dtype != np.uint8:
         raise DamagedFileError(f"{path}: data must be uint8 [{len(labels)}, {_PIXELS}]; copy the file again")
     if len(labels) and not 0 <= labels.min() <= labels.max() < n_classes:
-        raise DamagedFileError(
-            f"{path}: labels must lie in 0..{n_classes - 1}, not {labels.min()}..{labels.max()}"
-        )
+        raise DamagedFileError(f"{path}: labels must lie in 0..{n_classes - 1}, not {labels.min()}..{labels.max()}")
     return ImageSet.of(pixels.reshape(-1, 3, 32, 32), labels)
 
 

@@ -31,12 +31,12 @@ class ImageSet:
     @classmethod
     def of(cls, images: NDArray[np.uint8], labels: Sequence[int] | NDArray[np.integer]) -> "ImageSet":
         """All the images, after a check of shape and type."""
-        labels = np.asarray(labels, dtype=np.int64)
+        whole = np.asarray(labels, dtype=np.int64)
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != np.uint8:
             raise ValueError(f"images must be uint8 [N, 3, H, W], not {images.dtype} {list(images.shape)}")
-        if labels.shape != (len(images),):
-            raise ValueError(f"{len(images)} images need {len(images)} labels, not {list(labels.shape)}")
-        return cls(images, labels, np.arange(len(images)))
+        if whole.shape != (len(images),):
+            raise ValueError(f"{len(images)} images need {len(images)} labels, not {list(whole.shape)}")
+        return cls(images, whole, np.arange(len(images)))
 
     def __len__(self) -> int:
         return len(self.rows)

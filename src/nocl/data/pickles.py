@@ -46,9 +46,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             ) from None
 
     def persistent_load(self, pid: Any) -> Any:
-        raise UnsafePickleError(
-            f"the pickle refers to an outside object {pid!r}; get it from its official source"
-        )
+        raise UnsafePickleError(f"the pickle refers to an outside object {pid!r}; get it from its official source")
 
 
 def _array(kind: type, shape: tuple[int, ...], typecode: bytes | str) -> NDArray[Any]:
@@ -58,9 +56,7 @@ def _array(kind: type, shape: tuple[int, ...], typecode: bytes | str) -> NDArray
     return np.ndarray.__new__(np.ndarray, shape, np.dtype(typecode))
 
 
-def _from_buffer(
-    raw: bytes | bytearray, kind: np.dtype[Any], shape: tuple[int, ...], order: str
-) -> NDArray[Any]:
+def _from_buffer(raw: bytes | bytearray, kind: np.dtype[Any], shape: tuple[int, ...], order: str) -> NDArray[Any]:
     """A contiguous array as protocol 5 writes it."""
     return np.frombuffer(raw, kind).reshape(shape, order="F" if order == "F" else "C")
 
@@ -98,6 +94,5 @@ def _with_text_keys(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        (key.decode("latin1") if isinstance(key, bytes) else key): _with_text_keys(item)
-        for key, item in value.items()
+        (key.decode("latin1") if isinstance(key, bytes) else key): _with_text_keys(item) for key, item in value.items()
     }

@@ -1,4 +1,4 @@
-"""Every method by name. A method is one file with one :class:`~nocl.learner.Learner`; listing it here is all it takes."""
+"""Every method by name: one file with one :class:`~nocl.learner.Learner` each; listing it here is all it takes."""
 
 from nocl.batch import JSON
 from nocl.learner import Learner, check_parameters

@@ -1,9 +1,9 @@
 """Fine-tuning: plain SGD on whatever comes, with a linear head that grows. It shows what forgetting is.
 
 One step of cross-entropy over all classes met so far for each batch of the stream, on the whole network (or on the
-head alone with ``freeze_backbone``). The base head is the one that the base session trained. There is no defence against
-forgetting, on purpose: nearly all base classes are lost within one session. Batch normalisation goes on training, as in
-public online code; with ``freeze_backbone`` it keeps the base session's statistics.
+head alone with ``freeze_backbone``). The base head is the one that the base session trained. There is no defence
+against forgetting, on purpose: nearly all base classes are lost within one session. Batch normalisation goes on
+training, as in public online code; with ``freeze_backbone`` it keeps the base session's statistics.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ class Finetune(Learner):
     def grow(self, n: int) -> None:
         self.head.grow(n, self.draw)
 
-    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:  # noqa: ARG002
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         if isinstance(trained.objective, CrossEntropy):
             self.head.load_state_dict(trained.objective.head.state_dict())
 
@@ -55,9 +55,7 @@ class Finetune(Learner):
         parameters = list(trained.parameters())
         loss = F.cross_entropy(self.head(self.network(images)), columns)
         if not bool(torch.isfinite(loss)):
-            raise FloatingPointError(
-                f"the loss is {loss.item()}: training diverged; try a smaller lr than {self.lr}"
-            )
+            raise FloatingPointError(f"the loss is {loss.item()}: training diverged; try a smaller lr than {self.lr}")
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
             parameter.data.sub_(self.lr * gradient)
 

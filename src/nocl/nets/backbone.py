@@ -58,7 +58,5 @@ class Wrapped(Backbone):
     def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
         out = self.module(x)
         if out.ndim != 2:
-            raise ValueError(
-                f"a backbone must return [B, d]; {type(self.module).__name__} gave {list(out.shape)}"
-            )
+            raise ValueError(f"a backbone must return [B, d]; {type(self.module).__name__} gave {list(out.shape)}")
         return (out,) * len(stages)

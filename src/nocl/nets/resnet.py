@@ -22,9 +22,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(n_out)
         self.shortcut = nn.Sequential()
         if stride != 1 or n_in != n_out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
@@ -76,7 +74,5 @@ def _stage(n_in: int, n_out: int, stride: int) -> nn.Sequential:
 
 def _pool_windows(maps: Tensor) -> Tensor:
     if min(maps.shape[2:]) < 4:
-        raise ValueError(
-            f"the last stage is {maps.shape[2]}x{maps.shape[3]}; images must be at least 25 px a side"
-        )
+        raise ValueError(f"the last stage is {maps.shape[2]}x{maps.shape[3]}; images must be at least 25 px a side")
     return F.avg_pool2d(maps, 4).flatten(1)
