@@ -116,6 +116,28 @@ def test_what_was_chosen_differently_is_another_row(change: dict[str, Any], labe
     assert rows[1].label == label
 
 
+def test_what_differs_in_the_recipe_is_named_alone() -> None:
+    recipes = [{"objective": "ce", "epochs": 3}, {"objective": "ce", "epochs": 9}]
+    rows = summarise([result(base={"recipe": recipe}, params={"recipe": {}}) for recipe in recipes])
+    assert {row.label for row in rows} == {"ncm (base recipe.epochs=3)", "ncm (base recipe.epochs=9)"}
+
+
+def test_weights_of_each_class_order_are_one_row_but_rival_weights_are_two() -> None:
+    def run(order: int, weights: str) -> RunResult:
+        stream = {"dataset": "glyphs", "partition": "50+2x25", "order_seed": order}
+        return result(stream=stream, seed=order, params={"weights": f"some/{weights}"})
+
+    (row,) = summarise([run(0, "order0"), run(1, "order1"), run(2, "order2")])
+    assert row.seeds == 3
+    (row,) = summarise([run(0, "all"), run(1, "all")])
+    assert row.seeds == 2
+    rivals = summarise([run(0, "a"), run(1, "a"), run(0, "b"), run(1, "b")])
+    assert [row.label for row in rivals] == ["ncm (weights=a)", "ncm (weights=b)"]
+    assert [row.seeds for row in rivals] == [2, 2]
+    given, trained = summarise([run(0, "order0"), run(1, "order1"), result(method="ncm", params={})])
+    assert [given.label, trained.label] == ["ncm (weights=one per class order)", "ncm (weights=trained here)"]
+
+
 @pytest.mark.parametrize("key", ["dataset", "partition", "batch_size"])
 def test_other_streams_are_other_settings(key: str) -> None:
     stream = {"dataset": "glyphs", "partition": "50+2x25", "order_seed": 0, key: "other"}

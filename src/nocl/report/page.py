@@ -17,7 +17,11 @@ from nocl.version import __version__
 
 OPEN_RUNS = 2  # so many runs are shown unfolded
 POINTS = 300  # longer logs are averaged to so many points
-CONVERGENCE = {"lower_loss": "Lower level (refinement) loss", "upper_loss": "Upper level loss"}
+CONVERGENCE = {
+    "base_loss": "Base training loss",
+    "lower_loss": "Lower level (refinement) loss",
+    "upper_loss": "Upper level loss",
+}
 
 
 def page(rows: Sequence[Summary]) -> str:

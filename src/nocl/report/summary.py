@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from scipy.special import stdtrit
 
@@ -78,9 +79,9 @@ def summarise(results: Iterable[RunResult]) -> list[Summary]:
         runs = groups.setdefault(_key(result), [])
         if result not in runs:  # the same file named twice is one run
             runs.append(result)
-    grouped = [sorted(runs, key=seed_pair) for runs in groups.values()]
+    grouped = [sorted(runs, key=seed_pair) for some in groups.values() for runs in _split_by_weights(some)]
     settings = _settings([runs[0] for runs in grouped])
-    labels = _labels([runs[0] for runs in grouped])
+    labels = _labels(grouped)
     rows = [_summary(runs, label, setting) for runs, label, setting in zip(grouped, labels, settings)]
     return sorted(rows, key=lambda row: (row.setting, not row.first.finished, -row.acc.mean, row.label))
 
@@ -158,9 +159,34 @@ def _over_seeds(runs: Sequence[RunResult], read: Callable[[RunResult], float | N
 
 
 def _choices(result: RunResult) -> dict[str, JSON]:
-    """What was chosen about the method: its hyper-parameters and how the base was trained."""
-    base = {f"base {key}": result.base[key] for key in BASE_KEYS if key in result.base}
-    return base | {key: value for key, value in result.params.items() if key != "seed"}
+    """What was chosen about the method, its hyper-parameters and base recipe; weights are seen to apart."""
+    chosen: dict[str, JSON] = {f"base {key}": result.base[key] for key in BASE_KEYS if key in result.base}
+    left_out = {"seed", "weights"} | ({"recipe"} & result.base.keys())  # there the recipe stands in full
+    chosen |= {key: value for key, value in result.params.items() if key not in left_out}
+    flat: dict[str, JSON] = {}
+    for key, value in chosen.items():
+        flat |= (
+            {f"{key}.{name}": item for name, item in value.items()}
+            if isinstance(value, dict)
+            else {key: value}
+        )
+    return flat
+
+
+def _split_by_weights(runs: list[RunResult]) -> list[list[RunResult]]:
+    """One group per weights file, unless each class order has its own: then the file is part of the draw."""
+    files: dict[str, list[RunResult]] = {}
+    for run in runs:
+        files.setdefault(_weights(run), []).append(run)
+    orders = [{text(run.stream.get("order_seed")) for run in some} for some in files.values()]
+    one_each = all(len(some) == 1 for some in orders) and len(set().union(*orders)) == len(orders)
+    return [runs] if one_each else list(files.values())
+
+
+def _weights(run: RunResult) -> str:
+    """The weights given by the user, by content where it is known."""
+    given = run.params.get("weights")
+    return "" if given is None else text(run.base.get("sha256", given))
 
 
 def _stream(result: RunResult) -> dict[str, JSON]:
@@ -171,18 +197,22 @@ def _key(result: RunResult) -> str:
     progress = None if result.finished else len(result.accuracy)
     sizes: list[JSON] = list(result.sizes)
     tags: dict[str, JSON] = dict(result.tags)
-    parts: list[JSON] = [result.method, _choices(result), _stream(result), sizes, tags, progress]
+    given = result.params.get("weights") is not None
+    parts: list[JSON] = [result.method, _choices(result), _stream(result), sizes, tags, progress, given]
     return json.dumps(parts, sort_keys=True)
 
 
-def _labels(results: Sequence[RunResult]) -> list[str]:
-    methods: dict[str, list[RunResult]] = {}
-    for result in results:
-        methods.setdefault(result.method, []).append(result)
-    return [
-        _named(result.method, _choices(result), [_choices(other) for other in methods[result.method]])
-        for result in results
-    ]
+def _labels(grouped: Sequence[Sequence[RunResult]]) -> list[str]:
+    methods: dict[str, list[dict[str, JSON]]] = {}
+    for runs in grouped:
+        methods.setdefault(runs[0].method, []).append(_choices(runs[0]) | {"weights": _weights_name(runs)})
+    own = {method: iter(choices) for method, choices in methods.items()}
+    return [_named(runs[0].method, next(own[runs[0].method]), methods[runs[0].method]) for runs in grouped]
+
+
+def _weights_name(runs: Sequence[RunResult]) -> str:
+    names = sorted({Path(text(run.params["weights"])).name for run in runs if run.params.get("weights")})
+    return names[0] if len(names) == 1 else "one per class order" if names else "trained here"
 
 
 def _settings(results: Sequence[RunResult]) -> list[str]:
