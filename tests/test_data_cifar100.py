@@ -9,32 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_layouts import write_cifar100
 from nocl.data import load
 from nocl.files import DamagedFileError
-from test_data_pickles import python2_array, python2_dict, python2_string
-
-
-def write_cifar100(root: Path, n_classes: int = 3, *, python2: bool = False) -> np.ndarray:
-    """A CIFAR-100 of two train and one test image per class; returns the train pixels."""
-    folder = root / "cifar-100-python"
-    folder.mkdir(parents=True)
-    names = [f"class {label}" for label in range(n_classes)]
-    pixels = {}
-    for split, count in (("train", 2 * n_classes), ("test", n_classes)):
-        pixels[split] = np.random.default_rng(count).integers(0, 256, (count, 3072), dtype=np.uint8)
-        labels = [i % n_classes for i in range(count)]
-        if python2:
-            listed = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
-            raw = python2_dict({"data": python2_array(pixels[split]), "fine_labels": listed})
-        else:
-            raw = pickle.dumps({"data": pixels[split], "fine_labels": labels}, protocol=2)
-        (folder / split).write_bytes(raw)
-    if python2:
-        raw = python2_dict({"fine_label_names": b"](" + b"".join(python2_string(n.encode()) for n in names) + b"e"})
-    else:
-        raw = pickle.dumps({b"fine_label_names": [n.encode() for n in names]}, protocol=2)
-    (folder / "meta").write_bytes(raw)
-    return pixels["train"]
 
 
 @pytest.mark.parametrize("python2", [False, True])

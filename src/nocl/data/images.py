@@ -1,6 +1,7 @@
 """Labelled images as arrays: what every data set becomes, in memory or memory-mapped."""
 
 import hashlib
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,8 +21,9 @@ class MissingDataError(FileNotFoundError):
 class ImageSet:
     """Images ``uint8 [N, 3, H, W]`` with labels ``int64 [N]``; a subset shares the images of the whole.
 
-    ``images`` may be a ``numpy.memmap``: rows are read only when a batch asks for them. ``rows`` says which rows of
-    ``images`` belong to this set, in order; ``labels[i]`` is the label of ``images[rows[i]]``.
+    ``images`` may be a ``numpy.memmap``: rows are read only when a batch asks for them, and do not stay in
+    memory. ``rows`` says which rows of ``images`` belong to this set, in order; ``labels[i]`` is the label of
+    ``images[rows[i]]``.
     """
 
     images: NDArray[np.uint8]
@@ -31,12 +33,12 @@ class ImageSet:
     @classmethod
     def of(cls, images: NDArray[np.uint8], labels: Sequence[int] | NDArray[np.integer]) -> "ImageSet":
         """All the images, after a check of shape and type."""
-        whole = np.asarray(labels, dtype=np.int64)
+        numbers: NDArray[np.int64] = np.asarray(labels, dtype=np.int64)
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != np.uint8:
             raise ValueError(f"images must be uint8 [N, 3, H, W], not {images.dtype} {list(images.shape)}")
-        if whole.shape != (len(images),):
-            raise ValueError(f"{len(images)} images need {len(images)} labels, not {list(whole.shape)}")
-        return cls(images, whole, np.arange(len(images)))
+        if numbers.shape != (len(images),):
+            raise ValueError(f"{len(images)} images need {len(images)} labels, not {list(numbers.shape)}")
+        return cls(images, numbers, np.arange(len(images)))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -49,7 +51,8 @@ class ImageSet:
     def take(self, positions: NDArray[np.integer] | Sequence[int]) -> Batch:
         """A batch of copies, in the order asked for."""
         positions = np.asarray(positions, dtype=np.int64)
-        x = torch.from_numpy(np.ascontiguousarray(self.images[self.rows[positions]]))
+        x = torch.from_numpy(np.asarray(self.images[self.rows[positions]]))
+        _release(self.images)
         return Batch(x, torch.from_numpy(self.labels[positions]))
 
     def where(self, labels: Sequence[int]) -> "ImageSet":
@@ -76,12 +79,21 @@ class ImageSet:
         return digest.hexdigest()[:16]
 
 
+def _release(images: NDArray[np.uint8]) -> None:
+    """Unmap the pages of a memory-mapped file that were read, so that a long stream does not fill the memory.
+
+    They stay in the system's page cache, from which a second read takes them.
+    """
+    if isinstance(images.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        images.base.madvise(mmap.MADV_DONTNEED)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Train and test images of the same classes. Labels are ``0 .. len(class_names) - 1``.
 
-    ``options`` records how the set was made (seed, size, split rule, frames left out): enough, with the name, to
-    make it again, and stored in every result.
+    ``options`` records how the set was made (seed, size, split rule, frames left out): enough, with the
+    name, to make it again, and stored in every result.
     """
 
     name: str

@@ -53,10 +53,11 @@ def _array(kind: type, shape: tuple[int, ...], typecode: bytes | str) -> NDArray
     """What ``numpy.core.multiarray._reconstruct`` does for plain arrays: an empty one, filled next."""
     if kind is not np.ndarray:
         raise UnsafePickleError(f"the pickle asks for an array of type {kind!r}; only numpy.ndarray is read")
-    return np.ndarray.__new__(np.ndarray, shape, np.dtype(typecode))
+    text = typecode.decode() if isinstance(typecode, bytes) else typecode
+    return np.ndarray.__new__(np.ndarray, shape, np.dtype(text))
 
 
-def _from_buffer(raw: bytes | bytearray, kind: np.dtype[Any], shape: tuple[int, ...], order: str) -> NDArray[Any]:
+def _from_buffer(raw: bytes, kind: np.dtype[Any], shape: tuple[int, ...], order: str) -> NDArray[Any]:
     """A contiguous array as protocol 5 writes it."""
     return np.frombuffer(raw, kind).reshape(shape, order="F" if order == "F" else "C")
 

@@ -1,0 +1,166 @@
+"""Image files to pixels: one file right or refused with a reason, many files in parallel into the cache."""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from nocl.batch import JSON
+from nocl.data.cache import stored
+from nocl.progress import track
+
+log = logging.getLogger(__name__)
+
+PIXEL_LIMIT = 80_000_000  # per file: a bomb of a few kilobytes would otherwise fill the memory
+Fit = Literal["crop", "squash"]  # crop: keep the proportions and the middle; squash: keep everything
+
+# What cameras, browsers and data sets produce; not EPS, PDF and the like, which call other programs.
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+
+
+class BadImageError(ValueError):
+    """A file that is not a whole image of a kind we can show right."""
+
+
+class BadImagesError(ValueError):
+    """Some of the files of a set cannot be decoded; ``reasons`` has each by path."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        self.reasons = reasons
+        lines = "\n".join(f"  {path}: {reason}" for path, reason in sorted(reasons.items()))
+        super().__init__(
+            f"{len(reasons)} files are not images that can be read; remove or mend them, "
+            f"or leave them out with skip_bad (--skip-bad):\n{lines}"
+        )
+
+
+def decode(path: Path, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
+    """The image in a file as ``uint8 [3, size, size]``: upright, first frame, transparency on white."""
+    try:
+        with Image.open(path, formats=_formats()) as image:
+            pixels = image.width * image.height
+            if pixels > PIXEL_LIMIT:
+                raise BadImageError(f"{image.width}x{image.height} pixels, above the limit of {PIXEL_LIMIT}")
+            upright = ImageOps.exif_transpose(image)
+            whole = _to_rgb(upright)
+    except BadImageError:
+        raise
+    except UnidentifiedImageError:
+        raise BadImageError("empty file" if path.stat().st_size == 0 else "not an image") from None
+    except Image.DecompressionBombError:
+        raise BadImageError(f"more pixels than the limit of {PIXEL_LIMIT}") from None
+    except Exception as error:  # decoders fail in many ways on damaged files, all of them meaning the same
+        raise BadImageError(f"damaged: {error}") from error
+    if whole.size != (size, size):
+        whole = _resized(whole, size, fit)
+    return np.ascontiguousarray(np.asarray(whole).transpose(2, 0, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedFiles:
+    """The images of a list of files: file ``i`` is row ``i``; ``good`` says which rows hold an image."""
+
+    images: NDArray[np.uint8]
+    good: NDArray[np.bool_]
+
+
+def decode_files(
+    name: str, base: Path, files: Sequence[Path], *, size: int, fit: Fit, skip_bad: bool = False
+) -> DecodedFiles:
+    """All files, decoded once and memory-mapped; other names, sizes or times of files make it anew.
+
+    ``skip_bad`` leaves out files that cannot be decoded, with a warning; otherwise they raise BadImagesError.
+    """
+    if size < 1:
+        raise ValueError(f"image size must be at least 1, not {size}")
+    names = [path.relative_to(base).as_posix() for path in files]
+    stats = [path.stat() for path in files]
+    sources: list[JSON] = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
+
+    def build(file: BinaryIO) -> dict[str, JSON]:
+        bad = _write_rows(file, name, files, size, fit)
+        if bad and not skip_bad:  # nothing is kept: the files may be mended without a new time
+            raise BadImagesError({str(files[i]): reason for i, reason in bad.items()})
+        return {"bad": {names[i]: reason for i, reason in bad.items()}}
+
+    found = stored(name, [fit, sources], size, len(files), build)
+    bad: dict[str, str] = found.notes["bad"]
+    if bad and not skip_bad:
+        raise BadImagesError({str(base / name): reason for name, reason in bad.items()})
+    for bad_name, reason in bad.items():
+        log.warning("skipped %s: %s", base / bad_name, reason)
+    return DecodedFiles(found.images, np.array([name not in bad for name in names], dtype=np.bool_))
+
+
+def _write_rows(file: BinaryIO, name: str, files: Sequence[Path], size: int, fit: Fit) -> dict[int, str]:
+    """Write one row per file, black where the file is bad; the reasons by position."""
+    bad: dict[int, str] = {}
+    black = bytes(3 * size * size)
+    results = track(_in_parallel(files, size, fit), f"decoding {name}", total=len(files))
+    for position, result in enumerate(results):
+        if isinstance(result, BadImageError):
+            bad[position] = str(result)
+            file.write(black)
+        else:
+            file.write(result.tobytes())
+    return bad
+
+
+def _in_parallel(files: Sequence[Path], size: int, fit: Fit) -> Iterator[NDArray[np.uint8] | BadImageError]:
+    """Results in order, few of them waiting. Threads are enough: Pillow decodes outside Python's lock."""
+    workers = min(16, os.cpu_count() or 1)
+    waiting: deque[Future[NDArray[np.uint8] | BadImageError]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for path in files:
+            waiting.append(pool.submit(_attempt, path, size, fit))
+            if len(waiting) > 4 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _attempt(path: Path, size: int, fit: Fit) -> NDArray[np.uint8] | BadImageError:
+    try:
+        return decode(path, size, fit)
+    except BadImageError as error:
+        return error
+
+
+def _formats() -> list[str]:
+    Image.init()
+    return [name for name in _FORMATS if name in Image.OPEN]
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Red, green and blue of 8 bits from whatever the file holds."""
+    if image.mode.startswith("I"):
+        return _from_deep_grey(image)
+    if image.mode == "F":
+        raise BadImageError("floating-point pixels have no agreed white; save it with 8 or 16 bits")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        ground = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(ground, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_deep_grey(image: Image.Image) -> Image.Image:
+    """16-bit grey, scaled so that 65535 is white; Pillow's own conversion would clip it at 255."""
+    values: NDArray[Any] = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise BadImageError("pixels beyond 16 bits have no agreed white; save it with 8 or 16 bits")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def _resized(image: Image.Image, size: int, fit: Fit) -> Image.Image:
+    if fit == "crop":
+        return ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
+    return image.resize((size, size), Image.Resampling.LANCZOS)
