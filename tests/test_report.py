@@ -281,9 +281,7 @@ def test_page_draws_convergence_only_when_it_was_logged() -> None:
 
 def test_every_figure_is_well_formed() -> None:
     log = {"lower_loss": [0.0], "upper_loss": [[], [2.0, 1.0]]}
-    html = page(
-        summarise([seeded(0, 0.4), seeded(1, 0.5), result(0.0, 0.0, done=1, method="b"), result(log=log)])
-    )
+    html = page(summarise([seeded(0, 0.4), seeded(1, 0.5), result(0.0, 0.0, done=1, method="b"), result(log=log)]))
     figures = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
     assert len(figures) > 10
     for figure in figures:
@@ -310,9 +308,7 @@ def test_thirty_methods_have_thirty_different_looks() -> None:
     assert len(looks) == len(set(looks)) == 30
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (0.123, 0.124), (0.0, 0.0), (5.0, 5.0), (-3.0, 12345.0)]
-)
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.123, 0.124), (0.0, 0.0), (5.0, 5.0), (-3.0, 12345.0)])
 def test_ticks_cover_the_range(low: float, high: float) -> None:
     marks = ticks(low, high)
     assert marks[0] <= low

@@ -67,11 +67,7 @@ def _comparison_table(rows: Sequence[Summary]) -> str:
         for column in COLUMNS:
             meter = f' class="acc" style="--share:{100 * row.acc.mean:.1f}%"' if column.title == "Acc" else ""
             spread = column.estimate and column.estimate(row)
-            hint = (
-                f' title="standard deviation {percent(spread.std)}"'
-                if spread and spread.std is not None
-                else ""
-            )
+            hint = f' title="standard deviation {percent(spread.std)}"' if spread and spread.std is not None else ""
             cells.append(f"<td{meter}{hint}>{escape(column.cell(row))}</td>")
         mark = "" if row.first.finished else ' class="unfinished"'
         lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
@@ -96,15 +92,11 @@ def _curves(rows: Sequence[Summary]) -> str:
         )
     few = " few" if len(rows) <= 12 else " many"
     chart = svg.line_chart(lines, x_label="session (0 is the base)", y_label="Acc")
-    caption = (
-        "Acc in percent over all classes seen, after each session. Point at a line or a name to bring it out."
-    )
+    caption = "Acc in percent over all classes seen, after each session. Point at a line or a name to bring it out."
     if any(row.first.tags["stores_exemplars"] for row in rows):
         caption += " † stores exemplars."
     if any(line.low for line in lines):
-        caption += " Bands are 95 % intervals over seeds" + (
-            ", shown for the first six." if len(rows) > 6 else "."
-        )
+        caption += " Bands are 95 % intervals over seeds" + (", shown for the first six." if len(rows) > 6 else ".")
     return (
         f'<figure class="card"><div class="chart{few}">{chart}<ul class="legend">{"".join(names)}</ul></div>'
         f"<figcaption>{caption}</figcaption></figure>"
@@ -162,9 +154,7 @@ def _matrix(run: RunResult) -> str:
 
 def _confusion(run: RunResult) -> str:
     kinds = ("right", "wrong, same group", "wrong, other group")
-    keys = "".join(
-        f'<span><i style="background:var(--c{c})"></i>{name}</span>' for c, name in zip((2, 7, 1), kinds)
-    )
+    keys = "".join(f'<span><i style="background:var(--c{c})"></i>{name}</span>' for c, name in zip((2, 7, 1), kinds))
     drawn = f'<p class="keys">{keys}</p>'
     names = {
         "base": ("base_right", "base_as_base", "base_as_novel"),
@@ -182,9 +172,7 @@ def _confusion(run: RunResult) -> str:
         if total:
             crossed = percent(run.confusion[-1][fields[2]] / total)
             notes.append(f"{crossed} % of the images of {group} classes are taken for {other} ones")
-    return _figure(
-        "Confusion of base and novel", drawn, f"In the end {' and '.join(notes)}." if notes else ""
-    )
+    return _figure("Confusion of base and novel", drawn, f"In the end {' and '.join(notes)}." if notes else "")
 
 
 def _time(run: RunResult) -> str:
@@ -216,12 +204,8 @@ def _convergence(run: RunResult) -> str:
         logged = _logged(run.log.get(name))
         if logged:
             every = math.ceil(max(map(len, logged)) / POINTS)
-            lines = [
-                svg.Series(f"line {index + 1}", _thinned(line, every)) for index, line in enumerate(logged)
-            ]
-            chart = svg.line_chart(
-                lines, x_label="step", y_label=title, percent=False, height=180, step=every
-            )
+            lines = [svg.Series(f"line {index + 1}", _thinned(line, every)) for index, line in enumerate(logged)]
+            chart = svg.line_chart(lines, x_label="step", y_label=title, percent=False, height=180, step=every)
             notes = [f"{len(lines)} lines."] * (len(lines) > 1) + [f"Means of {every} steps."] * (every > 1)
             drawn += _figure(title, chart, " ".join(notes))
     return drawn
@@ -234,9 +218,7 @@ def _logged(value: JSON) -> list[list[float]]:
     parts = value if all(isinstance(part, list) for part in value) else [value]
     lines = []
     for part in parts:
-        points = (
-            [float(item) for item in part if isinstance(item, int | float)] if isinstance(part, list) else []
-        )
+        points = [float(item) for item in part if isinstance(item, int | float)] if isinstance(part, list) else []
         if points and isinstance(part, list) and len(points) == len(part):
             lines.append(points)
     return lines

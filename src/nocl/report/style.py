@@ -18,7 +18,7 @@ _SHEET = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);
  font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;-webkit-text-size-adjust:100%}
-main{max-width:1080px;margin:0 auto;padding:20px 16px 64px}
+main{max-width:1280px;margin:0 auto;padding:20px 16px 64px}
 h1{font-size:1.6rem;line-height:1.2;margin:.4em 0 .2em}h2{font-size:1.2rem;margin:2em 0 .5em}
 h3{font-size:.95rem;margin:0 0 .4em}p{margin:.5em 0}.quiet{color:var(--soft);font-size:.88rem}
 a{color:var(--c0)}
@@ -43,7 +43,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}svg.swatch{display:inl
 .legend li:hover,.legend li:focus{background:var(--rule);outline:0}
 .legend span{overflow-wrap:anywhere;line-height:1.25;flex:1}.legend b{font-weight:600;margin-left:4px}
 @media(min-width:820px){.chart svg text{font-size:7.5px}.chart svg text.axis{font-size:8px}
- .chart.many>svg{max-width:840px;justify-self:center}
+ .chart>svg{max-width:840px;justify-self:center}
  .chart.few{grid-template-columns:3fr 1fr}.chart.few .legend{grid-template-columns:1fr}}
 .pair{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(min(100%,330px),1fr));align-items:start}
 .pair>*{min-width:0}

@@ -16,9 +16,7 @@ from scipy.special import stdtrit
 from nocl.batch import JSON
 from nocl.results import RunResult
 
-ORDER_KEYS = frozenset(
-    {"seed", "order_seed", "order", "class_order", "classes", "sessions", "session_classes"}
-)
+ORDER_KEYS = frozenset({"seed", "order_seed", "order", "class_order", "classes", "sessions", "session_classes"})
 BASE_KEYS = ("recipe", "epochs")
 
 
@@ -64,9 +62,7 @@ class Summary:
         """What a reader must know about this row; empty if all is well."""
         notes = []
         if not self.first.finished:
-            notes.append(
-                f"unfinished: {len(self.first.accuracy) - 1} of {len(self.first.sizes) - 1} sessions"
-            )
+            notes.append(f"unfinished: {len(self.first.accuracy) - 1} of {len(self.first.sizes) - 1} sessions")
         if len(self.runs) > self.seeds:
             notes.append(f"{len(self.runs)} runs")
         return ", ".join(notes)
@@ -165,11 +161,7 @@ def _choices(result: RunResult) -> dict[str, JSON]:
     chosen |= {key: value for key, value in result.params.items() if key not in left_out}
     flat: dict[str, JSON] = {}
     for key, value in chosen.items():
-        flat |= (
-            {f"{key}.{name}": item for name, item in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
     return flat
 
 
@@ -216,9 +208,7 @@ def _weights_name(runs: Sequence[RunResult]) -> str:
 
 
 def _settings(results: Sequence[RunResult]) -> list[str]:
-    names = [
-        " ".join(text(result.stream.get(key, "?")) for key in ("dataset", "partition")) for result in results
-    ]
+    names = [" ".join(text(result.stream.get(key, "?")) for key in ("dataset", "partition")) for result in results]
     return [
         _named(name, _stream(result), [_stream(other) for other, same in zip(results, names) if same == name])
         for name, result in zip(names, results)

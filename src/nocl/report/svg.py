@@ -103,24 +103,16 @@ def heat_map(matrix: Sequence[Sequence[float | None]], columns: int) -> str:
     for t, row in enumerate(matrix):
         top = 16 + t * tall
         name = "base" if t == 0 else str(t)
-        parts.append(
-            f'<text class="tick" x="28" y="{number(top + tall / 2 + 3.5)}" text-anchor="end">{name}</text>'
-        )
+        parts.append(f'<text class="tick" x="28" y="{number(top + tall / 2 + 3.5)}" text-anchor="end">{name}</text>')
         for s, value in enumerate(row):
-            parts.append(
-                _cell(value, 32 + s * cell, top, cell, tall, f"after {name}, on session {s or 'base'}")
-            )
+            parts.append(_cell(value, 32 + s * cell, top, cell, tall, f"after {name}, on session {s or 'base'}"))
     for s in range(columns):
         x = number(32 + (s + 0.5) * cell)
         parts.append(f'<text class="tick" x="{x}" y="11" text-anchor="middle">{s if s else "base"}</text>')
-    return _svg(
-        16 + len(matrix) * tall + 4, "accuracy after each session (row) on each session (column)", parts
-    )
+    return _svg(16 + len(matrix) * tall + 4, "accuracy after each session (row) on each session (column)", parts)
 
 
-def stacked_bars(
-    title: str, columns: Sequence[Sequence[int]], kinds: Sequence[str], height: int = 120
-) -> str:
+def stacked_bars(title: str, columns: Sequence[Sequence[int]], kinds: Sequence[str], height: int = 120) -> str:
     """One bar per session, split into the shares of each kind; a bar without counts stays empty."""
     y = Axis(0, 1, height - 20, 22)
     wide = (WIDTH - 50) / len(columns)
@@ -130,9 +122,7 @@ def stacked_bars(
         for kind, (name, count) in enumerate(zip(kinds, counts)):
             if count:
                 span = (done / total, (done + count) / total)
-                parts.append(
-                    _bar(f"kind{kind}", t, wide, y, span, f"after {t or 'base'}: {name} {count} of {total}")
-                )
+                parts.append(_bar(f"kind{kind}", t, wide, y, span, f"after {t or 'base'}: {name} {count} of {total}"))
             done += count
         parts.append(_bar_name("base" if t == 0 else str(t), t, len(columns), height))
     return _svg(height, title, parts)

@@ -87,15 +87,9 @@ COLUMNS = (
     _measure("Average", lambda row: row.average, "mean Acc over the sessions"),
     _measure("Forgetting", lambda row: row.forgetting, "drop from the best earlier accuracy"),
     Column("Seeds", lambda row: str(row.seeds), "different seeds and class orders"),
-    Column(
-        "Exemplars", lambda row: "stored" if row.first.tags["stores_exemplars"] else "none", "keeps images"
-    ),
-    Column(
-        "Boundaries", lambda row: "used" if row.first.tags["uses_boundaries"] else "no", "between sessions"
-    ),
-    Column(
-        "Online", lambda row: duration(row.online_seconds.mean), "time to learn the sessions after the base"
-    ),
+    Column("Exemplars", lambda row: "stored" if row.first.tags["stores_exemplars"] else "none", "keeps images"),
+    Column("Boundaries", lambda row: "used" if row.first.tags["uses_boundaries"] else "no", "between sessions"),
+    Column("Online", lambda row: duration(row.online_seconds.mean), "time to learn the sessions after the base"),
     Column("State", lambda row: size(row.state_bytes.mean), "bytes carried after the last session"),
 )
 
