@@ -4,6 +4,7 @@ kornia takes its random numbers from torch's global generator; :class:`Augment` 
 so that our generator alone decides and the global one is left as it was.
 """
 
+import math
 from functools import lru_cache
 
 import torch
@@ -12,14 +13,15 @@ from torch import Tensor, nn
 from nocl.lookup import UnknownNameError, unknown
 from nocl.seeding import scoped
 
-AUGMENTATIONS = ("none", "flip", "crop_flip", "heavy")
+AUGMENTATIONS = ("none", "flip", "crop_flip", "heavy", "heavy_jitter", "weak")
 
 
 class Augment:
     """An augmentation by name: images float [B, 3, H, W] in [0, 1] to the same.
 
     ``crop_flip``: pad by an eighth, crop, flip. ``heavy``: the view of supervised contrastive training (protocol
-    section 6): resized crop of 20 to 100 % of the area, flip, colour jitter, grey.
+    section 6): resized crop of 20 to 100 % of the area, flip, colour jitter, grey. ``heavy_jitter``: the same with the
+    jitter always on (DVC). ``weak``: resized crop of 30 to 100 %, flip, grey (OCM).
     """
 
     def __init__(self, name: str) -> None:
@@ -46,9 +48,49 @@ def _pipeline(name: str, height: int, width: int) -> nn.Module:
         return nn.Sequential(flip)
     if name == "crop_flip":
         return nn.Sequential(K.RandomCrop((height, width), padding=(height // 8, width // 8)), flip)
+    if name == "weak":
+        crop = K.RandomResizedCrop((height, width), scale=(0.3, 1.0))
+        return nn.Sequential(flip, K.RandomGrayscale(p=0.25), crop)
     return nn.Sequential(
         K.RandomResizedCrop((height, width), scale=(0.2, 1.0)),
         flip,
-        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0 if name == "heavy_jitter" else 0.8),
         K.RandomGrayscale(p=0.2),
     )
+
+
+def cutmix_box(share: float, centre: tuple[int, int], side: int) -> tuple[int, int, int, int]:
+    """Rows [top, bottom) and columns [left, right) that CutMix replaces, as (top, left, bottom, right).
+
+    The box wants ``1 - share`` of the square image and is cut off at the border.
+
+    >>> cutmix_box(0.3, (1, 4), side=8)
+    (0, 1, 4, 7)
+    """
+    half = int(side * math.sqrt(1 - share)) // 2
+    row, column = centre
+    return max(row - half, 0), max(column - half, 0), min(row + half, side), min(column + half, side)
+
+
+def turned_variants(x: Tensor, n: int = 16) -> Tensor:
+    """OCM's variants of square images [B, 3, H, W], variant after variant: [n B, 3, H, W], the first the image itself.
+
+    Variant 4 r + l turns the right half, both halves or the left half (l = 1, 2, 3) by 180 degrees, and then the whole
+    image by r quarter turns counter-clockwise. ``n`` = 4 leaves out the turns of halves, ``n`` = 1 all.
+
+    >>> turned_variants(torch.arange(4).view(1, 1, 2, 2), n=4)[1, 0]
+    tensor([[1, 3],
+            [0, 2]])
+    """
+    if n not in (1, 4, 16):
+        raise ValueError(f"there are 1, 4 or 16 variants, not {n}")
+    if x.shape[2] != x.shape[3] or x.shape[3] % 2:
+        raise ValueError(f"images must be square with an even side, not {list(x.shape[2:])}")
+    local = [x]
+    if n == 16:
+        left, right = x.chunk(2, dim=3)
+        turned_left, turned_right = left.flip(2, 3), right.flip(2, 3)
+        pairs = [(left, turned_right), (turned_left, turned_right), (turned_left, right)]
+        local += [torch.cat(pair, dim=3) for pair in pairs]
+    turns = range(1 if n == 1 else 4)
+    return torch.cat([image.rot90(r, (2, 3)) for r in turns for image in local])
