@@ -3,11 +3,17 @@
 from nocl.batch import JSON
 from nocl.learner import Learner, check_parameters
 from nocl.lookup import by_name
+from nocl.methods.aser import ASER
 from nocl.methods.finetune import Finetune
+from nocl.methods.gdumb import GDumb
+from nocl.methods.mir import MIR
 from nocl.methods.ncm import NCM
 
 METHODS: dict[str, type[Learner]] = {
+    "aser": ASER,
     "finetune": Finetune,
+    "gdumb": GDumb,
+    "mir": MIR,
     "ncm": NCM,
 }
 

@@ -32,13 +32,15 @@ from torch import Tensor
 
 from nocl.batch import JSON
 from nocl.memory import adversarial_shapley, exchange, gradients, highest, knn_shapley
-from nocl.methods.replay import ReplayLearner
+from nocl.methods.replay import CHECK_PARAMS, ReplayLearner
 
 _AT_ONCE = 64  # images through the network for features
 
 
 class ASER(ReplayLearner):
     """Replay and storage by Shapley values."""
+
+    check_params = CHECK_PARAMS
 
     def __init__(
         self,
@@ -70,8 +72,7 @@ class ASER(ReplayLearner):
         self.n_per_class, self.score = n_per_class, score
 
     def observe(self, x: Tensor, y: Tensor) -> None:
-        columns = self.columns(y)
-        new = self.prepare(x)
+        new, columns = self.prepare(x), self.columns(y)
         old, recalled = self.recall(self.retrieve(new, columns))
         self.set_training(True)
         loss = F.cross_entropy(self(torch.cat([old, new])), torch.cat([recalled, columns]))
@@ -93,7 +94,9 @@ class ASER(ReplayLearner):
         if self.score != "neg_sv":
             points, point_labels = self.stored_features(others), self.memory.columns[others]
             cooperative = knn_shapley(points, point_labels, z, labels, self.neighbours)
-        return candidates[highest(adversarial_shapley(adversarial, cooperative, self.score), self.replay_batch)]
+        return candidates[
+            highest(adversarial_shapley(adversarial, cooperative, self.score), self.replay_batch)
+        ]
 
     def store(self, x: Tensor, columns: Tensor) -> None:
         """Offer a batch to the memory; free slots are filled first, the rest compete."""

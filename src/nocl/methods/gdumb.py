@@ -21,7 +21,7 @@ Differences from the reference codes (drimpossible/GDumb; RaptorMai/online-conti
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,7 @@ class GDumb(Learner):
     """A balanced memory, and a network trained on it when asked."""
 
     stores_exemplars = True
+    check_params: ClassVar[dict[str, JSON]] = {"memory_size": 60, "epochs": 3}
 
     def __init__(
         self,
@@ -83,11 +84,16 @@ class GDumb(Learner):
             self.observe(x, y)
 
     def observe(self, x: Tensor, y: Tensor) -> None:
+        self.scale(x)  # refuses images of another type or size
         self.memory.update(x, self.columns(y), self.draw)
 
     @torch.no_grad()
     def decision_function(self, x: Tensor) -> Tensor:
-        depends_on = (self.memory.images, self.memory.columns, *self.network.state_dict(keep_vars=True).values())
+        depends_on = (
+            self.memory.images,
+            self.memory.columns,
+            *self.network.state_dict(keep_vars=True).values(),
+        )
         scores: Tensor = self._model.get(depends_on, self.train_on_memory)(self.prepare(x))
         absent = self.memory.counts(len(self.classes_)) == 0
         return scores.masked_fill(absent, float("-inf"))

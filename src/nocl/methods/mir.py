@@ -28,11 +28,13 @@ from torch import Tensor
 
 from nocl.batch import JSON
 from nocl.memory import gradients, highest, interference, moved
-from nocl.methods.replay import ReplayLearner, add, check_replay
+from nocl.methods.replay import CHECK_PARAMS, ReplayLearner, add, check_replay
 
 
 class MIR(ReplayLearner):
     """Experience replay of the images whose loss would rise most."""
+
+    check_params = CHECK_PARAMS
 
     def __init__(
         self,
@@ -59,10 +61,10 @@ class MIR(ReplayLearner):
         self.replay_batch, self.candidates, self.score_bn_mode = replay_batch, candidates, score_bn_mode
 
     def observe(self, x: Tensor, y: Tensor) -> None:
-        columns = self.columns(y)
+        new, columns = self.prepare(x), self.columns(y)
         self.set_training(True)
         parameters = self.learning_parameters()
-        gradient = gradients(F.cross_entropy(self(self.prepare(x)), columns), parameters)
+        gradient = gradients(F.cross_entropy(self(new), columns), parameters)
         if len(self.memory):
             slots = self.retrieve(moved(parameters, gradient, self.lr))
             images, recalled = self.recall(slots)

@@ -18,6 +18,11 @@ from nocl.nets.heads import GrowingLinear
 from nocl.pretrain import CrossEntropy, Trained
 from nocl.progress import track
 
+CHECK_PARAMS: dict[str, JSON] = {
+    "memory_size": 60,
+    "lr": 0.02,
+}  # a small memory that overflows, a short stream
+
 
 class ReplayLearner(Learner):
     """Base class of the methods that keep ``memory_size`` images. Not a method itself."""
