@@ -94,9 +94,7 @@ class ASER(ReplayLearner):
         if self.score != "neg_sv":
             points, point_labels = self.stored_features(others), self.memory.columns[others]
             cooperative = knn_shapley(points, point_labels, z, labels, self.neighbours)
-        return candidates[
-            highest(adversarial_shapley(adversarial, cooperative, self.score), self.replay_batch)
-        ]
+        return candidates[highest(adversarial_shapley(adversarial, cooperative, self.score), self.replay_batch)]
 
     def store(self, x: Tensor, columns: Tensor) -> None:
         """Offer a batch to the memory; free slots are filled first, the rest compete."""

@@ -68,7 +68,8 @@ class GDumb(Learner):
             raise ValueError(f"init must be base or scratch, not {init!r}")
         if epochs < 0 or batch_size < 2 or not lr > 0 or not 0 <= cutmix <= 1:
             raise ValueError(
-                f"need epochs >= 0, batch_size >= 2, lr > 0 and cutmix in [0, 1], not {epochs}, {batch_size}, {lr}, {cutmix}"
+                "need epochs >= 0, batch_size >= 2, lr > 0 and cutmix in [0, 1], not "
+                f"{epochs}, {batch_size}, {lr}, {cutmix}"
             )
         self.memory_size, self.init, self.epochs, self.lr = memory_size, init, epochs, lr
         self.weight_decay, self.batch_size, self.clip = weight_decay, batch_size, clip
@@ -79,7 +80,7 @@ class GDumb(Learner):
         if init == "scratch":  # the base network would never be used
             self.full_recipe = replace(self.full_recipe, epochs=0)
 
-    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:  # noqa: ARG002
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         for x, y in track(base, "filling the memory"):
             self.observe(x, y)
 
@@ -125,7 +126,7 @@ class GDumb(Learner):
             with torch.enable_grad():
                 loss = self._loss(model, images, self.memory.columns[part], draw)
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), self.clip)
             optimizer.step()
 
