@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 Spread = Literal["none", "diagonal", "full", "shared"]
-_ROWS_AT_ONCE = 64  # outer products of this many samples are held at once: 40 MB at d = 280
 
 
 class ClassStats(nn.Module):
@@ -47,17 +46,15 @@ class ClassStats(nn.Module):
             self.scatter = torch.cat([self.scatter, self.scatter.new_zeros(n, *self.scatter.shape[1:])])
 
     @torch.no_grad()
-    def update(self, z: Tensor, columns: Tensor) -> None:
-        """Fold in features [B, d] of the classes in ``columns`` [B]."""
-        if z.ndim != 2 or z.shape[1] != self.dim:
-            raise ValueError(f"features must be [B, {self.dim}], not {list(z.shape)}")
-        if not bool(torch.isfinite(z).all()):
-            raise ValueError("features hold NaN or infinity; check the images and the network")
+    def update(self, z: Tensor, columns: Tensor, *, spread: bool = True) -> None:
+        """Fold in features [B, d] of the classes in ``columns`` [B]; the scatter only if ``spread``."""
+        check_features(z, self.dim)
         z = z.to(self.mean)
         classes, inverse, counts = torch.unique(columns.to(z.device), return_inverse=True, return_counts=True)
         sums = z.new_zeros(len(classes), self.dim).index_add_(0, inverse, z)
         means = sums / counts[:, None]
-        self._fold(classes, counts, means, self._scatter_within(z - means[inverse], inverse, len(classes)))
+        within = self._scatter_within(z - means[inverse], inverse, len(classes)) if spread else None
+        self._fold(classes, counts, means, within)
 
     @torch.no_grad()
     def merge(self, other: "ClassStats", columns: Tensor | None = None) -> None:
@@ -107,17 +104,17 @@ class ClassStats(nn.Module):
             return deviations.T @ deviations
         if self.spread == "diagonal":
             return deviations.new_zeros(n, self.dim).index_add_(0, inverse, deviations.square())
-        out = deviations.new_zeros(n, self.dim, self.dim)
-        for rows, index in zip(deviations.split(_ROWS_AT_ONCE), inverse.split(_ROWS_AT_ONCE)):
-            out.index_add_(0, index, rows[:, :, None] * rows[:, None, :])
-        return out
+        parts = (deviations[inverse == i] for i in range(n))
+        return torch.stack([part.T @ part for part in parts])
 
-    def _fold(self, classes: Tensor, counts: Tensor, means: Tensor, scatter: Tensor) -> None:
+    def _fold(self, classes: Tensor, counts: Tensor, means: Tensor, scatter: Tensor | None) -> None:
         before = self.count[classes]
         after = before + counts
         shift = means - self.mean[classes]
         weight = (before * counts / after)[:, None]  # what two groups' means add to their joint scatter
-        if self.spread == "diagonal":
+        if scatter is None:
+            pass  # the caller wants the spread left as it is
+        elif self.spread == "diagonal":
             self.scatter[classes] += scatter + weight * shift.square()
         elif self.spread == "full":
             self.scatter[classes] += scatter + weight[:, :, None] * shift[:, :, None] * shift[:, None, :]
@@ -127,15 +124,23 @@ class ClassStats(nn.Module):
         self.count[classes] = after
 
 
-def tukey(z: Tensor, power: float) -> Tensor:
+def check_features(z: Tensor, dim: int) -> None:
+    """Refuse features that are not finite [B, dim]."""
+    if z.ndim != 2 or z.shape[1] != dim:
+        raise ValueError(f"features must be [B, {dim}], not {list(z.shape)}")
+    if not bool(torch.isfinite(z).all()):
+        raise ValueError("features hold NaN or infinity; check the images and the network")
+
+
+def tukey(z: Tensor, power: float, floor: float = 1e-6) -> Tensor:
     """Tukey's ladder of powers on features that are never negative: z ** power, and log at 0.
 
-    A floor of 1e-6 keeps the gradient finite where a unit is dead.
+    The floor keeps the gradient finite where a unit is dead; without one, such a unit stays exactly 0.
 
     >>> tukey(torch.tensor([4.0, 0.0]), 0.5)
     tensor([2.0000, 0.0010])
     """
     if power == 1:
         return z
-    z = z.clamp_min(0) + 1e-6
+    z = z.clamp_min(0) + floor
     return z.log() if power == 0 else z.pow(power)

@@ -1,0 +1,199 @@
+"""FeCAM: Mahalanobis distance to class means with shrunk, normalised covariances (Goswami et al., NeurIPS 2023).
+
+With raw features x >= 0 and g(x) = x ^ power, of each class are kept the mean mu_c of x and the covariance S_c of
+g(x) (divided by n - 1). Twice, as in the authors' code, the covariance is shrunk,
+
+    shrink(S) = S + alpha1 V1 I + alpha2 V2 (1 - I)      V1, V2: mean diagonal and mean non-zero off-diagonal entry
+
+then made a correlation matrix N_c, and with both sides scaled to length 1 after g,
+
+    argmin_c  (q - p_c)^T N_c^-1 (q - p_c)               q = g(x) / |g(x)|,  p_c = g(mu_c) / |g(mu_c)|
+
+``covariance`` is ``full`` (one for each class), ``diagonal`` (variances only, divided by their length instead of
+the correlation step) or ``shared``. ``shared`` has two forms. ``within=True``, the default here: the covariance
+within classes, pooled over everything seen, treated as the full ones are. ``within=False``, the authors': around the
+mean of all of a session's images, r old + (1 - r) shrink(new) with r the share of old classes, the base one not
+shrunk, no correlation step; it needs to be told where a session ends.
+
+Differences from the authors' code, and why. Statistics come from the stream in one pass, in float64, where the code
+holds a session's features. The base session is scored by the same rule as later ones, where the code uses the
+network's own classifier until the first increment. A class with fewer than two images borrows the pooled covariance
+within classes. Distances come from Cholesky factors, never negative, instead of a pseudo-inverse and a product of all
+test images with each other. ``mean_space="tukey"`` takes the mean of g(x) as prototype in place of g of the mean.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nocl.batch import JSON
+from nocl.learner import FrozenLearner
+from nocl.linalg import Cached, inverse_root
+from nocl.prototypes import ClassStats, tukey
+
+_VALUES_AT_ONCE = 1 << 24  # of a [rows, classes x d] product: 64 MB in float32
+
+
+class FeCAM(FrozenLearner):
+    """Feature covariance-aware metric."""
+
+    common_: Tensor  # float64 [d, d], the authors' shared covariance
+    n_common_: Tensor  # int64 [], classes in it
+
+    def __init__(
+        self,
+        *,
+        covariance: Literal["full", "shared", "diagonal"] = "full",
+        power: float = 0.5,
+        alpha1: float = 1.0,
+        alpha2: float = 1.0,
+        normalise: bool = True,
+        within: bool = True,
+        mean_space: Literal["raw", "tukey"] = "raw",
+        stages: Sequence[int] | None = None,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
+        )
+        if covariance not in ("full", "shared", "diagonal"):
+            raise ValueError(f"covariance must be full, shared or diagonal, not {covariance!r}")
+        if mean_space not in ("raw", "tukey"):
+            raise ValueError(f"mean_space must be raw or tukey, not {mean_space!r}")
+        if not power > 0 or alpha1 < 0 or alpha2 < 0:
+            raise ValueError(f"power must be above 0 and alphas at least 0, not {power}, {alpha1}, {alpha2}")
+        self.covariance, self.power, self.alpha1, self.alpha2 = covariance, power, alpha1, alpha2
+        self.normalise, self.within, self.mean_space = normalise, within, mean_space
+        self.by_session = covariance == "shared" and not within
+        self.stats = ClassStats(self.feature_dim, "none" if self.by_session else covariance)  # of g(x)
+        self.raw = ClassStats(self.feature_dim)  # means of x
+        self.uses_boundaries = self.by_session  # type: ignore[misc]
+        self.session = ClassStats(
+            self.feature_dim, "full"
+        )  # of a whole session as if one class; official only
+        self.session.grow(int(self.by_session))
+        side = self.feature_dim if self.by_session else 0
+        self.register_buffer("common_", torch.zeros(side, side, dtype=torch.float64))
+        self.register_buffer("n_common_", torch.zeros((), dtype=torch.int64))
+        self._metric: Cached[tuple[Tensor, Tensor]] = Cached()
+
+    def grow(self, n: int) -> None:
+        self.stats.grow(n)
+        self.raw.grow(n)
+
+    def learn(self, z: Tensor, y: Tensor) -> None:
+        columns, g = self.columns(y), self._g(z.double())
+        self.raw.update(z, columns)
+        self.stats.update(g, columns)
+        if self.by_session:
+            self.session.update(g, torch.zeros_like(columns))
+
+    def finish_base(self) -> None:
+        self.end_session()
+
+    def end_session(self) -> None:
+        if not self.by_session or not int(self.session.count):
+            return
+        old, everything = int(self.n_common_), int((self.stats.count > 0).sum())
+        self.common_.copy_(self._blend(old / everything))
+        self.n_common_.fill_(everything)
+        for buffer in self.session.buffers():
+            buffer.zero_()
+
+    def _blend(self, share_of_old: float) -> Tensor:
+        new = self.session.covariance(unbiased=True)[0]
+        if share_of_old == 0:
+            return new
+        return share_of_old * self.common_ + (1 - share_of_old) * shrink(new, self.alpha1, self.alpha2)
+
+    def score(self, z: Tensor) -> Tensor:
+        """Minus the distances."""
+        state = (self.stats.count, self.stats.mean, self.stats.scatter, self.common_, self.session.count)
+        roots, prototypes = self._metric.get(state, lambda: self._measure(z.dtype), z.dtype)
+        q = F.normalize(self._g(z), dim=1)
+        rows = max(1, _VALUES_AT_ONCE // max(1, prototypes.numel()))
+        distances = [_squared_lengths(part, roots, prototypes) for part in torch.split(q, rows)]
+        return -torch.cat(distances).masked_fill(self.stats.count == 0, float("inf"))
+
+    def _g(self, z: Tensor) -> Tensor:
+        return tukey(z, self.power, floor=0.0)
+
+    def _measure(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Roots of the inverse covariances ([K, d, d], [1, d, d] or [K, d]) and prototypes [K, d], for scoring."""
+        mean = self._g(self.raw.mean) if self.mean_space == "raw" else self.stats.mean
+        if self.covariance == "diagonal":
+            roots = self._diagonal_roots()
+        else:
+            roots = inverse_root(self.metric(), "FeCAM covariance")
+        return roots.to(dtype), F.normalize(mean, dim=1).to(dtype)
+
+    def metric(self) -> Tensor:
+        """The matrices N whose inverse measures distance: [K, d, d], or [1, d, d] if shared."""
+        if self.by_session:
+            known = bool(self.n_common_)
+            return (self.common_ if known else _floor(self.session.covariance(unbiased=True)[0]))[None]
+        if self.covariance == "shared":
+            matrices = self.stats.shared_covariance()[None]
+        else:
+            matrices = self.stats.covariance(unbiased=True)
+            matrices[self.stats.count < 2] = self.stats.shared_covariance()
+        for _ in range(2):
+            matrices = shrink(matrices, self.alpha1, self.alpha2)
+        return correlation(matrices) if self.normalise else matrices
+
+    def _diagonal_roots(self) -> Tensor:
+        pooled = self.stats.scatter.sum(0) / self.stats.count.sum().clamp_min(1)
+        variance = self.stats.variance(unbiased=True)
+        variance[self.stats.count < 2] = pooled
+        for _ in range(2):
+            variance = variance + self.alpha1 * variance.mean(1, keepdim=True)
+        variance = variance + 1e-6 * (variance.mean(1, keepdim=True) == 0)
+        return (F.normalize(variance, dim=1) if self.normalise else variance).rsqrt()
+
+
+def shrink(matrix: Tensor, alpha1: float, alpha2: float) -> Tensor:
+    """Covariances [..., d, d] with the mean diagonal and mean non-zero off-diagonal entry added.
+
+    >>> shrink(torch.tensor([[2.0, 1.0], [1.0, 4.0]]), 1, 1)
+    tensor([[5., 2.],
+            [2., 7.]])
+    """
+    matrix = _floor(matrix)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    off = matrix * (1 - eye)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    n_off = (off != 0).sum((-2, -1), keepdim=True).clamp_min(1)
+    return matrix + alpha1 * diagonal * eye + alpha2 * (off.sum((-2, -1), keepdim=True) / n_off) * (1 - eye)
+
+
+def correlation(matrix: Tensor) -> Tensor:
+    """Covariances [..., d, d] scaled to a diagonal of ones."""
+    scale = matrix.diagonal(dim1=-2, dim2=-1).rsqrt()
+    return matrix * scale[..., :, None] * scale[..., None, :]
+
+
+def _floor(matrix: Tensor) -> Tensor:
+    """A matrix without any variance gets a little, so that it has an inverse."""
+    empty = (matrix.diagonal(dim1=-2, dim2=-1).sum(-1) == 0)[..., None, None]
+    return matrix + 1e-6 * empty * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+
+
+def _squared_lengths(q: Tensor, roots: Tensor, prototypes: Tensor) -> Tensor:
+    """|root_c (q - p_c)|^2 for all rows and classes [B, K]; the roots of all classes are one matrix product."""
+    n_classes, d = prototypes.shape
+    if roots.ndim == 2:  # diagonal: a weighted Euclidean distance
+        weight = roots.square()
+        return (
+            q.square() @ weight.T - 2 * q @ (weight * prototypes).T + (weight * prototypes.square()).sum(1)
+        ).clamp_min(0)
+    if len(roots) == 1:  # shared: distances after one whitening
+        return torch.cdist(q @ roots[0].T, prototypes @ roots[0].T).square()
+    seen = (q @ roots.reshape(n_classes * d, d).T).view(len(q), n_classes, d)
+    return (seen - (roots @ prototypes[:, :, None])[:, :, 0]).square().sum(2)
