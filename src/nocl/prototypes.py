@@ -108,7 +108,7 @@ class ClassStats(nn.Module):
         return torch.stack([part.T @ part for part in parts])
 
     def _fold(self, classes: Tensor, counts: Tensor, means: Tensor, scatter: Tensor | None) -> None:
-        before = self.count[classes]
+        before, counts = self.count[classes].double(), counts.double()  # int / int would be float32
         after = before + counts
         shift = means - self.mean[classes]
         weight = (before * counts / after)[:, None]  # what two groups' means add to their joint scatter
@@ -121,7 +121,7 @@ class ClassStats(nn.Module):
         elif self.spread == "shared":
             self.scatter += scatter + (weight * shift).T @ shift
         self.mean[classes] += (counts / after)[:, None] * shift
-        self.count[classes] = after
+        self.count[classes] = after.long()
 
 
 def check_features(z: Tensor, dim: int) -> None:

@@ -1,13 +1,13 @@
-"""Ridge regression to one-hot labels from a stream, in two forms with one answer, and the random layer before it.
+"""Ridge regression to one-hot labels from a stream, in two forms with one answer, and the random layer.
 
 With expanded features h [M] and a column for each class, both forms hold what is needed for
 
     W = (sum h h^T + ridge I)^-1  sum h onehot(y)^T            [M, K]
 
-:class:`RidgeStats` keeps the two sums, which simply add up, and solves when asked. :class:`RecursiveRidge` keeps the
-inverse and W themselves and never solves more than a batch. All in float64, so the order of samples and the batch
-size do not matter beyond rounding, and a class that comes late equals one whose column was there from the start.
-"""
+:class:`RidgeStats` keeps the two sums, which simply add up, and solves when asked. :class:`RecursiveRidge`
+keeps the inverse and W themselves and never solves more than a batch. All in float64, so the order of samples
+and the batch size do not matter beyond rounding, and a class that comes late equals one whose column was
+there from the start."""
 
 import math
 from typing import Literal
@@ -60,7 +60,7 @@ class Expansion(nn.Module):
 
 
 class RidgeStats(nn.Module):
-    """Sums over a stream from which the ridge solution follows; sums of shards add up to those of the whole."""
+    """Sums over a stream from which the ridge solution follows; sums of shards add up to the whole's."""
 
     gram: Tensor  # float64 [M, M], sum of h h^T
     cross: Tensor  # float64 [M, K], sum of h onehot^T
@@ -104,7 +104,7 @@ class RidgeStats(nn.Module):
 def choose_ridge(
     fit: RidgeStats, held_out: RidgeStats, grid: tuple[float, ...] = GRID
 ) -> tuple[float, list[float]]:
-    """The ridge whose solution on ``fit`` has the least mean squared error on ``held_out``, and all the errors.
+    """The ridge whose solution on ``fit`` has the least squared error on ``held_out``, and all the errors.
 
     The error needs no sample: with sums G, Q of n held-out samples and C classes it is
     (tr W^T G W - 2 tr W^T Q + n) / (n C). One eigendecomposition serves the whole grid.
@@ -153,8 +153,8 @@ class RecursiveRidge(nn.Module):
     def update(self, h: Tensor, columns: Tensor) -> None:
         """Fold in features [B, M] of the classes in ``columns`` [B].
 
-        With A = R h^T and K = (I + h R h^T)^-1: R <- R - A K A^T, and the W update uses the new R, whose product
-        R h^T equals A K.
+        With A = R h^T and K = (I + h R h^T)^-1: R <- R - A K A^T, and the W update uses the new R, whose
+        product R h^T equals A K.
         """
         check_features(h, self.dim)
         h = h.to(self.inverse)
@@ -170,12 +170,12 @@ class RecursiveRidge(nn.Module):
             self.inverse.copy_((self.inverse + self.inverse.T) / 2)
             if not bool(torch.isfinite(self.inverse).all()):
                 raise NotPositiveDefiniteError(
-                    f"the recursion has overflowed after {int(self.steps)} batches; use a ridge above {self.ridge}"
+                    f"the recursion overflowed in {int(self.steps)} batches; use a ridge above {self.ridge}"
                 )
 
     @torch.no_grad()
     def merge(self, other: "RecursiveRidge") -> None:
-        """Fold in another's samples of the same classes in the same order, given by its inverse and weights alone."""
+        """Fold in another's samples of the same classes, in the same order."""
         if other.weight.shape != self.weight.shape or other.ridge != self.ridge:
             raise ValueError("only recursions with the same features, classes and ridge can be merged")
         eye = torch.eye(self.dim, dtype=torch.float64, device=self.inverse.device)

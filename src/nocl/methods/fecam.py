@@ -1,26 +1,26 @@
-"""FeCAM: Mahalanobis distance to class means with shrunk, normalised covariances (Goswami et al., NeurIPS 2023).
+"""FeCAM: Mahalanobis distance with shrunk, normalised class covariances (Goswami et al., NeurIPS 2023).
 
-With raw features x >= 0 and g(x) = x ^ power, of each class are kept the mean mu_c of x and the covariance S_c of
-g(x) (divided by n - 1). Twice, as in the authors' code, the covariance is shrunk,
+With raw features x >= 0 and g(x) = x ^ power, of each class are kept the mean mu_c of x and the covariance
+S_c of g(x) (divided by n - 1). Twice, as in the authors' code, the covariance is shrunk,
 
-    shrink(S) = S + alpha1 V1 I + alpha2 V2 (1 - I)      V1, V2: mean diagonal and mean non-zero off-diagonal entry
+    shrink(S) = S + alpha1 V1 I + alpha2 V2 (1 - I)    V1, V2: mean diagonal, mean non-zero off-diagonal
 
 then made a correlation matrix N_c, and with both sides scaled to length 1 after g,
 
     argmin_c  (q - p_c)^T N_c^-1 (q - p_c)               q = g(x) / |g(x)|,  p_c = g(mu_c) / |g(mu_c)|
 
-``covariance`` is ``full`` (one for each class), ``diagonal`` (variances only, divided by their length instead of
-the correlation step) or ``shared``. ``shared`` has two forms. ``within=True``, the default here: the covariance
-within classes, pooled over everything seen, treated as the full ones are. ``within=False``, the authors': around the
-mean of all of a session's images, r old + (1 - r) shrink(new) with r the share of old classes, the base one not
-shrunk, no correlation step; it needs to be told where a session ends.
+``covariance`` is ``full`` (one for each class), ``diagonal`` (variances only, divided by their length instead
+of the correlation step) or ``shared``. ``shared`` has two forms. ``within=True``, the default here: the
+covariance within classes, pooled over everything seen, treated as the full ones are. ``within=False``, the
+authors': around the mean of all of a session's images, r old + (1 - r) shrink(new) with r the share of old
+classes, the base one not shrunk, no correlation step; it needs to be told where a session ends.
 
-Differences from the authors' code, and why. Statistics come from the stream in one pass, in float64, where the code
-holds a session's features. The base session is scored by the same rule as later ones, where the code uses the
-network's own classifier until the first increment. A class with fewer than two images borrows the pooled covariance
-within classes. Distances come from Cholesky factors, never negative, instead of a pseudo-inverse and a product of all
-test images with each other. ``mean_space="tukey"`` takes the mean of g(x) as prototype in place of g of the mean.
-"""
+Differences from the authors' code, and why. Statistics come from the stream in one pass, in float64, where
+the code holds a session's features. The base session is scored by the same rule as later ones, where the code
+uses the network's own classifier until the first increment. A class with fewer than two images borrows the
+pooled covariance within classes. Distances come from Cholesky factors, never negative, instead of a pseudo-
+inverse and a product of all test images with each other. ``mean_space="tukey"`` takes the mean of g(x) as
+prototype in place of g of the mean."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -126,7 +126,7 @@ class FeCAM(FrozenLearner):
         return tukey(z, self.power, floor=0.0)
 
     def _measure(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Roots of the inverse covariances ([K, d, d], [1, d, d] or [K, d]) and prototypes [K, d], for scoring."""
+        """Roots of the inverse covariances ([K, d, d], [1, d, d] or [K, d]) and prototypes [K, d]."""
         mean = self._g(self.raw.mean) if self.mean_space == "raw" else self.stats.mean
         if self.covariance == "diagonal":
             roots = self._diagonal_roots()
@@ -186,7 +186,7 @@ def _floor(matrix: Tensor) -> Tensor:
 
 
 def _squared_lengths(q: Tensor, roots: Tensor, prototypes: Tensor) -> Tensor:
-    """|root_c (q - p_c)|^2 for all rows and classes [B, K]; the roots of all classes are one matrix product."""
+    """|root_c (q - p_c)|^2 for all rows and classes [B, K]: the roots of all classes are one product."""
     n_classes, d = prototypes.shape
     if roots.ndim == 2:  # diagonal: a weighted Euclidean distance
         weight = roots.square()

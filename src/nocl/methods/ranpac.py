@@ -5,22 +5,22 @@ Q = sum h onehot(y)^T, and before a prediction
 
     W = (G + ridge I)^-1 Q,      argmax_c  (h W)_c
 
-Every sample is treated alike, base or novel, so the order of classes cannot matter. ``expansion=0`` leaves the layer
-out: decorrelation of the plain features only.
+Every sample is treated alike, base or novel, so the order of classes cannot matter. ``expansion=0`` leaves
+the layer out: decorrelation of the plain features only.
 
 Differences from the authors' code, and why. The ridge is chosen once, on base data, over the authors' grid
-10^-8 .. 10^8 and by their criterion (squared error on a held-out fifth), and then kept; the code chooses it anew from
-each session's own features, which it must hold until the session ends. The base pass is a single one: every fifth
-image of each class goes into a second pair of sums, whose held-out error needs no image (see
-:func:`nocl.ridge.choose_ridge`); afterwards the pairs are added. Without a base session the ridge stays at 1. The
-first phase, which adapts a transformer to the first task, has no counterpart on the reduced ResNet-18 and is left
-out. M is 2000 where the paper has 10,000: G grows with its square. Sums and solves are float64. ``l2_input`` scales
-features to length 1 first; ``scaled`` divides P by sqrt(d), which only rescales the ridge.
-"""
+10^-8 .. 10^8 and by their criterion (squared error on a held-out fifth), and then kept; the code chooses it
+anew from each session's own features, which it must hold until the session ends. The base pass is a single
+one: every fifth image of each class goes into a second pair of sums, whose held-out error needs no image (see
+:func:`nocl.ridge.choose_ridge`); afterwards the pairs are added. Without a base session the ridge stays at 1.
+The first phase, which adapts a transformer to the first task, has no counterpart on the reduced ResNet-18 and
+is left out. M is 2000 where the paper has 10,000: G grows with its square. Sums and solves are float64.
+``l2_input`` scales features to length 1 first; ``scaled`` divides P by sqrt(d), which only rescales the
+ridge."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ HELD_OUT = 5  # every fifth image of a class
 
 class RanPAC(FrozenLearner):
     """Random projections and pre-accumulated second-order statistics."""
+
+    check_params: ClassVar[dict[str, JSON]] = {"expansion": 64}
 
     ridge_: Tensor  # float64 [], in use
 
