@@ -241,9 +241,7 @@ def test_gacl_counts_each_sample_once_and_its_three_passes_are_a_threefold_weigh
             thrice.learn(z, y)
     right, wrong = (_by_label(each, each.solution.weight) for each in (once, thrice))
     torch.testing.assert_close(right, doubles(case["outputs"]["W_iter1"]), atol=1e-9, rtol=0)
-    torch.testing.assert_close(
-        right, doubles(case["corrected"]["W_joint_in_column_order"]), atol=1e-9, rtol=0
-    )
+    torch.testing.assert_close(right, doubles(case["corrected"]["W_joint_in_column_order"]), atol=1e-9, rtol=0)
     torch.testing.assert_close(once.solution.inverse, doubles(case["outputs"]["R_iter1"]), atol=1e-9, rtol=0)
     torch.testing.assert_close(wrong, doubles(case["outputs"]["W_iter3"]), atol=1e-9, rtol=0)
 

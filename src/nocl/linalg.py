@@ -132,8 +132,7 @@ class Cached(Generic[T]):
         """The value for these tensors as they are now, in the form named by ``variant`` (a dtype, say)."""
         known = self._variant == variant and len(self._key) == len(tensors)
         known = known and all(
-            tensor is kept and tensor._version == version
-            for tensor, (kept, version) in zip(tensors, self._key)
+            tensor is kept and tensor._version == version for tensor, (kept, version) in zip(tensors, self._key)
         )
         if self._value is None or not known:
             with torch.no_grad():

@@ -101,9 +101,7 @@ class RidgeStats(nn.Module):
         return solve(self.gram + torch.diag(diagonal), self.cross, f"Gram matrix with ridge {ridge:g}")
 
 
-def choose_ridge(
-    fit: RidgeStats, held_out: RidgeStats, grid: tuple[float, ...] = GRID
-) -> tuple[float, list[float]]:
+def choose_ridge(fit: RidgeStats, held_out: RidgeStats, grid: tuple[float, ...] = GRID) -> tuple[float, list[float]]:
     """The ridge whose solution on ``fit`` has the least squared error on ``held_out``, and all the errors.
 
     The error needs no sample: with sums G, Q of n held-out samples and C classes it is
@@ -135,9 +133,7 @@ class RecursiveRidge(nn.Module):
     def __init__(self, dim: int, ridge: float) -> None:
         super().__init__()
         if not ridge > 0:
-            raise ValueError(
-                f"the recursion needs a ridge above 0, not {ridge}; the inverse starts at I / ridge"
-            )
+            raise ValueError(f"the recursion needs a ridge above 0, not {ridge}; the inverse starts at I / ridge")
         self.dim, self.ridge = dim, ridge
         self.register_buffer("inverse", torch.eye(dim, dtype=torch.float64) / ridge)
         self.register_buffer("weight", torch.zeros(dim, 0, dtype=torch.float64))

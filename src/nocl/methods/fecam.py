@@ -75,9 +75,7 @@ class FeCAM(FrozenLearner):
         self.stats = ClassStats(self.feature_dim, "none" if self.by_session else covariance)  # of g(x)
         self.raw = ClassStats(self.feature_dim)  # means of x
         self.uses_boundaries = self.by_session  # type: ignore[misc]
-        self.session = ClassStats(
-            self.feature_dim, "full"
-        )  # of a whole session as if one class; official only
+        self.session = ClassStats(self.feature_dim, "full")  # of a whole session as if one class; official only
         self.session.grow(int(self.by_session))
         side = self.feature_dim if self.by_session else 0
         self.register_buffer("common_", torch.zeros(side, side, dtype=torch.float64))

@@ -109,9 +109,7 @@ class SLDA(FrozenLearner):
 
     def score(self, z: Tensor) -> Tensor:
         z = tukey(z, self.power)
-        weight, bias = self._discriminant.get(
-            (self.stats.mean, self.stats.scatter, self.stats.count), self._solve
-        )
+        weight, bias = self._discriminant.get((self.stats.mean, self.stats.scatter, self.stats.count), self._solve)
         scores = torch.addmm(bias.to(z), z, weight.to(z).T)
         return scores.masked_fill(self.stats.count == 0, float("-inf"))
 
