@@ -14,7 +14,7 @@ from nocl.batch import JSON
 from nocl.data.images import Dataset, ImageSet, MissingDataError
 from nocl.lookup import UnknownNameError, by_name, unknown
 
-__all__ = ["DATASETS", "Dataset", "ImageSet", "MissingDataError", "default_root", "load"]
+__all__ = ["DATASETS", "Dataset", "ImageSet", "MissingDataError", "about", "default_root", "load"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,13 @@ def load(name: str, *, root: Path | None = None, **options: JSON) -> Dataset:
     if "root" in parameters:
         return loader(root=default_root() if root is None else Path(root), **options)
     return loader(**options)
+
+
+def about(name: str) -> str:
+    """The first line of what a data set's module says about itself."""
+    loader = by_name(name, DATASETS, "data set")
+    owner = importlib.import_module(f"nocl.data.{loader.name}") if isinstance(loader, _Lazy) else loader
+    return (inspect.getdoc(owner) or name).splitlines()[0].rstrip(".")
 
 
 def default_root() -> Path:

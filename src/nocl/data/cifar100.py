@@ -11,13 +11,14 @@ from nocl.data.pickles import read_pickle
 from nocl.files import DamagedFileError
 
 FOLDER = "cifar-100-python"
+FILES = ("train", "test", "meta")
 _PIXELS = 3 * 32 * 32
 
 
 def cifar100(*, root: Path) -> Dataset:
     """CIFAR-100 from ``root/cifar-100-python/{train,test,meta}``, with its 100 fine labels."""
     folder = root / FOLDER
-    missing = [name for name in ("train", "test", "meta") if not (folder / name).is_file()]
+    missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise MissingDataError(
             f"CIFAR-100: {folder} has no {', '.join(missing)}; "

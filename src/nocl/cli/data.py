@@ -1,0 +1,88 @@
+"""``nocl data``: which data sets there are, fetching one, looking at what one holds."""
+
+import json
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nocl.batch import JSON
+from nocl.data import DATASETS, about, default_root, load
+from nocl.data.download import get as fetch
+from nocl.data.summary import summary
+
+data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+
+Root = Annotated[
+    Path | None, typer.Option(help="Folder of data sets [default: NOCL_DATA, else the user's cache directory].")
+]
+
+
+@data_app.command("list")
+def list_() -> None:
+    """Names and descriptions of the data sets."""
+    table = Table("name", "what it is", box=None, pad_edge=False)
+    for name in DATASETS:
+        table.add_row(name, about(name))
+    Console().print(table)
+    typer.echo(f"looked for in {default_root()} (--root or NOCL_DATA)")
+
+
+@data_app.command()
+def get(name: Annotated[str, typer.Argument(help="A name from `nocl data list`.")], root: Root = None) -> None:
+    """Fetch a data set, check it and unpack it; go on with a broken download."""
+    place = root or default_root()
+    written = fetch(name, place)
+    typer.echo("\n".join(f"wrote {path}" for path in written) or f"{name} is already in {place}")
+
+
+@data_app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A name from `nocl data list`, or your own as module:function.")],
+    root: Root = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels, for sets that are resized.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that are not images.")] = False,
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="Any other option, as key=value.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Load a data set and print its counts, shapes, images per class and content hash."""
+    options = dict(_parsed(text) for text in option or [])
+    options |= {"size": size} if size is not None else {}
+    options |= {"skip_bad": True} if skip_bad else {}
+    found = summary(load(name, root=root, **options))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    typer.echo(f"{found['name']}: {found['classes']} classes, options {json.dumps(found['options'])}")
+    for split in ("train", "test"):
+        typer.echo(_line(split, cast("dict[str, JSON]", found[split])))
+    _per_class(found)
+    typer.echo(f"content {found['content']}")
+
+
+def _line(name: str, split: dict[str, JSON]) -> str:
+    shape = "x".join(str(side) for side in cast("list[int]", split["shape"]))
+    return (
+        f"{name}: {split['images']} images {shape}, mean {split['mean']}, std {split['std']}, "
+        f"content {split['content']}"
+    )
+
+
+def _per_class(found: dict[str, JSON]) -> None:
+    train, test = (cast("dict[str, list[int]]", found[split])["per_class"] for split in ("train", "test"))
+    table = Table("label", "class", "train", "test", box=None, pad_edge=False)
+    for label, name in enumerate(cast("list[str]", found["class_names"])):
+        table.add_row(str(label), name, str(train[label]), str(test[label]))
+    Console().print(table)
+
+
+def _parsed(text: str) -> tuple[str, JSON]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"write key=value, not {text!r}", param_hint="--option")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
