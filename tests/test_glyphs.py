@@ -13,9 +13,7 @@ from nocl.data.glyphs import contact_sheet, glyphs
 from nocl.data.images import Dataset
 
 SIDE = 24
-NOT_A_CHARACTER = (
-    "\uffff"  # Unicode promises that no font has it: it draws the face's box for what is missing
-)
+NOT_A_CHARACTER = "\uffff"  # Unicode promises that no font has it: it draws the face's box for what is missing
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from nocl.data import Dataset, ImageSet
 from nocl.seeding import generator
 
 PARTITIONS = ("60+4x10", "40+6x10", "80+2x10", "60+2x20")
+JOINT = "100+0x0"  # all classes in the base session: the bound of joint training
 
 
 class StreamConsumedError(RuntimeError):
@@ -164,6 +165,8 @@ def parse_partition(text: str, n_classes: int) -> list[int]:
     >>> parse_partition("80+2x10", 50)
     [40, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
+    if text.strip() == JOINT:
+        return [n_classes]
     match = re.fullmatch(r"(\d+)\+(\d+)x(\d+)", text.strip())
     if match is None:
         raise PartitionError(f"partition {text!r}: write BASE+EACHxSESSIONS in percent of the classes, e.g. 60+4x10")

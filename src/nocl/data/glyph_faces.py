@@ -20,9 +20,7 @@ from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-CHARACTERS = (
-    "ABCKMPQTUVWX25bgmntΞΣΦΨαζЖЛЫЮЉЂÆƸƛԴԷԹԿՀՃՊՖխდოპრ&@#%?$¥₹¶∞√≈≠≡≤±÷⊕⊞⊠⊂∠←↗↯↺⇈⇒⌘⌂⏏♀♂♃♅♆♠♡♪♫♬♭♮☼☿□◇▲△○◐▣◢"
-)
+CHARACTERS = "ABCKMPQTUVWX25bgmntΞΣΦΨαζЖЛЫЮЉЂÆƸƛԴԷԹԿՀՃՊՖխდოპრ&@#%?$¥₹¶∞√≈≠≡≤±÷⊕⊞⊠⊂∠←↗↯↺⇈⇒⌘⌂⏏♀♂♃♅♆♠♡♪♫♬♭♮☼☿□◇▲△○◐▣◢"
 
 UNICODE_FACES = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
@@ -47,9 +45,7 @@ def outline(character: str, face: str, side: int) -> NDArray[np.uint8]:
     ImageDraw.Draw(ink).text((2 - left, 2 - top), character, font=font, fill=255)
     ink = ink.crop(ink.getbbox())
     scale = side / max(ink.size)
-    ink = ink.resize(
-        (max(1, round(ink.width * scale)), max(1, round(ink.height * scale))), Image.Resampling.BOX
-    )
+    ink = ink.resize((max(1, round(ink.width * scale)), max(1, round(ink.height * scale))), Image.Resampling.BOX)
     square = Image.new("L", (side, side))
     square.paste(ink, ((side - ink.width) // 2, (side - ink.height) // 2))
     return np.asarray(square)

@@ -145,13 +145,9 @@ def _background(ground: Tensor, points: Tensor, g: Generator) -> Tensor:
     slope = _uniform(g, -0.2, 0.2, count, 3, 2)
     wave = _uniform(g, -8.0, 8.0, count, 2)
     phase, height = _uniform(g, 0.0, 2 * math.pi, count, 1, 1), _uniform(g, 0.0, 0.10, count, 1, 1)
-    patches = F.interpolate(
-        _uniform(g, -0.15, 0.15, count, 3, 5, 5), (size, size), mode="bilinear", align_corners=True
-    )
+    patches = F.interpolate(_uniform(g, -0.15, 0.15, count, 3, 5, 5), (size, size), mode="bilinear", align_corners=True)
     stripes = height * (torch.einsum("hwd,bd->bhw", points, wave) + phase).sin()
-    return (
-        ground[:, :, None, None] + torch.einsum("hwd,bcd->bchw", points, slope) + stripes[:, None] + patches
-    )
+    return ground[:, :, None, None] + torch.einsum("hwd,bcd->bchw", points, slope) + stripes[:, None] + patches
 
 
 def _stroke(points: Tensor, count: int, thin: float, thick: float, g: Generator) -> Tensor:

@@ -1,0 +1,122 @@
+"""Commands of the researcher: run a method, list what there is, report results, check one's own method."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from nocl import report as reports
+from nocl.checks import LEARNER_CHECKS, check_learner
+from nocl.cli.show import session_table, shown_progress
+from nocl.data import DATASETS
+from nocl.job import Job, parse_settings
+from nocl.lookup import UnknownNameError, unknown
+from nocl.methods import METHODS
+from nocl.results import RunResult
+from nocl.run import RESULT
+from nocl.run import run as run_protocol
+from nocl.stream import PARTITIONS
+
+run_app = typer.Typer()
+DEFAULT_METHOD = "ncm"
+
+
+@run_app.command()
+def run(
+    method: Annotated[str | None, typer.Argument(help="A method's name, or module:Class.")] = None,
+    dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "glyphs",
+    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
+    partition: Annotated[str, typer.Option(help="Base+each x sessions, in percent of the classes.")] = "60+4x10",
+    seed: Annotated[int, typer.Option(help="Decides the class order and the learner's chance.")] = 0,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Parameter of the method, key=value; repeatable.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Named settings of the method.")] = None,
+    backbone_from: Annotated[Path | None, typer.Option(help="Take the network from this file.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="Folder for runs and their reports.")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
+) -> None:
+    """Run one method through the whole protocol and report it."""
+    if resume is not None:
+        folder, job = resume, Job.load(resume)
+    else:
+        params = parse_settings(settings or [])
+        if epochs is not None:
+            recipe = params.setdefault("recipe", {})
+            if isinstance(recipe, dict):
+                recipe["epochs"] = epochs
+        if backbone_from is not None:
+            params["weights"] = str(backbone_from)
+        job = Job(
+            method=method or DEFAULT_METHOD,
+            params=params,
+            preset=preset,
+            dataset=dataset,
+            options=parse_settings(data or []),
+            root=None if root is None else str(root),
+            partition=partition,
+            seed=seed,
+            device=device,
+        )
+        folder = out / job.name()
+    _run_job(job, folder)
+
+
+def _run_job(job: Job, folder: Path) -> None:
+    console = Console()
+    with shown_progress():
+        stream = job.stream()
+        learner = job.learner(stream.image_size)
+        job.save(folder)
+        try:
+            result = run_protocol(learner, stream, folder=folder, cache=folder.parent / "cache")
+        except KeyboardInterrupt:
+            print(f"stopped; continue with: nocl run --resume {folder}", flush=True)
+            raise
+    console.print(session_table(result))
+    for path in reports.write_report([result], folder).values():
+        print(path)
+
+
+@run_app.command(name="list")
+def list_names(
+    what: Annotated[str, typer.Argument(help="methods, datasets or partitions.")] = "methods",
+) -> None:
+    """List the methods, data sets or partitions that have a name."""
+    if what == "methods":
+        for name, cls in METHODS.items():
+            tags = "stores exemplars" if cls.stores_exemplars else "no exemplars"
+            print(f"{name:12} {tags:17} {(cls.__doc__ or '').strip().splitlines()[0]}")
+    elif what == "datasets":
+        print("\n".join(DATASETS))
+    elif what == "partitions":
+        print("\n".join(PARTITIONS))
+    else:
+        raise UnknownNameError(unknown(what, ("methods", "datasets", "partitions"), "list"))
+
+
+@run_app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them, or result files.")],
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
+) -> None:
+    """Compare finished and unfinished runs: Markdown, CSV, LaTeX and one HTML page."""
+    files = sorted({file for path in runs for file in ([path] if path.is_file() else path.rglob(RESULT))})
+    if not files:
+        raise FileNotFoundError(f"no {RESULT} under {', '.join(str(path) for path in runs)}")
+    for path in reports.write_report([RunResult.load(file) for file in files], out).values():
+        print(path)
+
+
+@run_app.command()
+def check(
+    method: Annotated[str, typer.Argument(help="A method's name, or module:Class of your own.")],
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter, key=value; repeatable.")] = None,
+) -> None:
+    """Check that a method keeps the contract; lists all that it breaks."""
+    check_learner(method, **parse_settings(settings or []))
+    print(f"{method} passes all {len(LEARNER_CHECKS)} checks")
