@@ -5,10 +5,10 @@ mono, serif; bold; slanted) and four of STIX. Latin letters and digits come in f
 as well; those fonts have an encoding of their own, in which only these characters are where Unicode has
 them.
 
-The characters were chosen from 306 candidates: greedily, letters first, one was taken when at least twelve
-faces have it and no two faces of it and of an earlier one look alike, up to a turn of 15 degrees or a
-mirror (learners may flip their training images); of those left, the least legible were dropped by hand
-until there were a hundred. ``tests/test_glyphs.py`` measures the likeness of all pairs that were kept.
+The characters were chosen from 306 candidates: a greedy pass, letters first, kept those
+that at least twelve faces have and that resemble no earlier one in any two faces, up to a turn of 15 degrees
+or a mirror (learners may flip their training images). The list was then cut to a hundred, and a few of the
+closest pairs broken up, by hand. What holds is what ``tests/test_glyphs.py`` measures on the final hundred.
 """
 
 from functools import cache
