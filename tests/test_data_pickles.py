@@ -70,6 +70,16 @@ def test_malicious_pickle_is_refused_before_it_runs(tmp_path: Path, protocol: in
         b"c_codecs\nencode\n(Vabc\nVrot13\ntR.",
         b"cnumpy._core.multiarray\n_reconstruct\n(cnumpy\ndtype\n(K\x00tVb\ntR.",
         b"Vsomewhere\nQ.",
+        b"cnumpy\nndarray\n((K\x01tVO\nVAAAAAAAA\ntR.",  # numpy's own would read the text as a pointer
+        b"cnumpy\ndtype\n(VO8\nK\x00K\x01tR.",
+        b"cnumpy\ndtype\n(VV8\nK\x00K\x01tR.",
+        b"c_codecs\nencode\n(N}V__defaults__\nK\x01stb.",
+        b"cnumpy\ndtype\n}V_order\nK\x01sb.",
+        pickle.dumps(np.array([1, None], dtype=object)),
+        pickle.dumps(np.zeros(2, dtype=[("a", "i4"), ("b", "O")])),
+        pickle.dumps(np.zeros(2, dtype=[("a", "i4")])),
+        pickle.dumps(np.ma.masked_array([1, 2])),
+        pickle.dumps(np.zeros(2, dtype="datetime64[s]")),
         pickle.dumps(collections.OrderedDict(a=1)),
         pickle.dumps(Path("x")),
     ],
@@ -77,6 +87,16 @@ def test_malicious_pickle_is_refused_before_it_runs(tmp_path: Path, protocol: in
 def test_every_other_global_is_refused(tmp_path: Path, raw: bytes) -> None:
     with pytest.raises(UnsafePickleError):
         read_pickle(write(tmp_path / "p", raw))
+
+
+@pytest.mark.parametrize("kind", ["?", "u1", "i2", ">i4", "f4", ">f8", "S3", "U4"])
+@pytest.mark.parametrize("protocol", range(6))
+def test_numbers_and_text_of_every_width_and_order_are_read(tmp_path: Path, kind: str, protocol: int) -> None:
+    for array in (np.arange(12).reshape(3, 4).astype(kind), np.asfortranarray(np.arange(6).reshape(2, 3)).astype(kind)):
+        found = read_pickle(write(tmp_path / "p", pickle.dumps({"x": array}, protocol=protocol)))["x"]
+        assert type(found) is np.ndarray
+        assert found.dtype.newbyteorder("=") == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(found, array)
 
 
 def test_truncated_pickle_is_called_damaged(tmp_path: Path) -> None:

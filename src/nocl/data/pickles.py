@@ -6,6 +6,7 @@ before anything is called. Not for files of our own: those are safetensors and J
 """
 
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,49 +50,101 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise UnsafePickleError(f"the pickle refers to an outside object {pid!r}; get it from its official source")
 
 
-def _array(kind: type, shape: tuple[int, ...], typecode: bytes | str) -> NDArray[Any]:
-    """What ``numpy.core.multiarray._reconstruct`` does for plain arrays: an empty one, filled next."""
-    if kind is not np.ndarray:
-        raise UnsafePickleError(f"the pickle asks for an array of type {kind!r}; only numpy.ndarray is read")
-    text = typecode.decode() if isinstance(typecode, bytes) else typecode
-    return np.ndarray.__new__(np.ndarray, shape, np.dtype(text))
+class _Callable:
+    """A function that a pickle may call but not look into or change."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise UnsafePickleError("the pickle tries to change a function; get it from its official source")
 
 
-def _from_buffer(raw: bytes, kind: np.dtype[Any], shape: tuple[int, ...], order: str) -> NDArray[Any]:
-    """A contiguous array as protocol 5 writes it."""
-    return np.frombuffer(raw, kind).reshape(shape, order="F" if order == "F" else "C")
+class _TypeCode:
+    """Stands for ``numpy.dtype``: plain numbers and text only. numpy's own would take types that hold pointers."""
+
+    def __init__(self, code: str | bytes, *_: Any) -> None:
+        self._code = code.decode() if isinstance(code, bytes) else code
+        self._order = "="
+        if not re.fullmatch(r"b1|[iu][1248]|f[248]|[SU]\d{1,4}", self._code):
+            raise UnsafePickleError(f"the pickle has an array of type {self._code!r}; only numbers and text are read")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        if order not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
+            raise UnsafePickleError("the pickle has an array of records; only numbers and text are read")
+        self._order = order
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self._order + self._code)
+
+
+class _Array(np.ndarray[Any, Any]):
+    """An array on its way: empty until the pickle gives it shape, type and content."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:  # type: ignore[override]
+        shape, kind, is_fortran, raw = state[-4:]
+        super().__setstate__((1, shape, kind.dtype, bool(is_fortran), _bytes(raw)))  # type: ignore[misc]
+
+
+def _start_array(kind: object, *_: Any) -> _Array:
+    """``numpy.core.multiarray._reconstruct``: the state that makes it an array comes next."""
+    if kind is not _ALLOWED["numpy", "ndarray"]:
+        raise UnsafePickleError("the pickle has an array of a special kind; only numpy.ndarray is read")
+    return np.ndarray.__new__(_Array, (0,), np.uint8)
+
+
+def _from_buffer(raw: bytes, kind: _TypeCode, shape: tuple[int, ...], order: str) -> NDArray[Any]:
+    """``numpy._core.numeric._frombuffer``: a contiguous array as protocol 5 writes it."""
+    return np.frombuffer(_bytes(raw), kind.dtype).reshape(shape, order="F" if order == "F" else "C")
+
+
+def _scalar(kind: _TypeCode, raw: bytes | str) -> Any:
+    """``numpy.core.multiarray.scalar``: one number."""
+    return np.frombuffer(_bytes(raw), kind.dtype, count=1)[0]
 
 
 def _latin1(text: str, encoding: str) -> bytes:
     """The one use of ``_codecs.encode`` in pickles: Python 3 writing bytes for Python 2."""
     if encoding != "latin1":
         raise UnsafePickleError(f"the pickle asks for the codec {encoding!r}; only latin1 is read")
-    return text.encode("latin1")
+    return _bytes(text)
 
 
-def _scalar(kind: np.dtype[Any], raw: bytes | str) -> Any:
-    """One number of a numpy type."""
-    if kind.hasobject:
-        raise UnsafePickleError(f"the pickle asks for a number of type {kind}; only plain numbers are read")
-    raw = raw.encode("latin1") if isinstance(raw, str) else raw
-    return np.frombuffer(raw, kind, count=1)[0]
+def _bytes(raw: bytes | bytearray | str) -> bytes | bytearray:
+    """Bytes that Python 2 stored as text, or bytes; a list, as arrays of objects have, is refused."""
+    if not isinstance(raw, bytes | bytearray | str):
+        raise UnsafePickleError(f"the pickle has an array made of {type(raw).__name__}; only numbers are read")
+    return raw.encode("latin1") if isinstance(raw, str) else raw
 
 
-_ALLOWED: dict[tuple[str, str], Callable[..., Any] | type] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _array,
-    ("numpy._core.multiarray", "_reconstruct"): _array,
-    ("numpy.core.multiarray", "scalar"): _scalar,
-    ("numpy._core.multiarray", "scalar"): _scalar,
-    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-    ("_codecs", "encode"): _latin1,
+def _not_called(*_: Any) -> None:
+    raise UnsafePickleError("the pickle calls numpy.ndarray, which no data set does; get it from its official source")
+
+
+_ALLOWED: dict[tuple[str, str], _Callable] = {
+    ("numpy", "ndarray"): _Callable(_not_called),  # only ever named, as the kind of array to start
+    ("numpy", "dtype"): _Callable(_TypeCode),
+    ("numpy.core.multiarray", "_reconstruct"): _Callable(_start_array),
+    ("numpy._core.multiarray", "_reconstruct"): _Callable(_start_array),
+    ("numpy.core.multiarray", "scalar"): _Callable(_scalar),
+    ("numpy._core.multiarray", "scalar"): _Callable(_scalar),
+    ("numpy.core.numeric", "_frombuffer"): _Callable(_from_buffer),
+    ("numpy._core.numeric", "_frombuffer"): _Callable(_from_buffer),
+    ("_codecs", "encode"): _Callable(_latin1),
 }
 
 
 def _with_text_keys(value: Any) -> Any:
-    """The same dictionary with its byte keys as text, at every level."""
+    """The same dictionary with its byte keys as text, at every level, and plain arrays."""
+    if isinstance(value, _Array):
+        return value.view(np.ndarray)
     if not isinstance(value, dict):
         return value
     return {
