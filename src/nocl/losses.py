@@ -1,9 +1,10 @@
-"""Losses as pure functions of tensors: supervised contrastive, cosine alignment, separation, class mixing.
+"""Losses as pure functions of tensors: supervised contrastive, cosine alignment, separation, class mixing;
+the dual-view loss of DVC and the InfoNCE terms of OCM.
 
 Nothing here holds state, draws random numbers or knows a network. Legend: N rows, d values a row, K classes.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,21 +13,21 @@ from torch import Tensor
 Phi = Literal["exp", "doubleexp"]
 
 
-def supcon(z: Tensor, y: Tensor, tau: float) -> Tensor:
+def supcon(z: Tensor, y: Tensor, tau: float, *, unit: bool = True, anchors: int | None = None) -> Tensor:
     """Supervised contrastive loss (Khosla et al. 2020, L_out) of rows [N, d], all views stacked, labels [N].
 
-    Rows are scaled to length 1. Each row is drawn to the other rows of its label; a row that has none is left
-    out of the mean, and a batch without any pair gives 0.
+    Rows are scaled to length 1 unless ``unit`` is off. Each row, or each of the first ``anchors`` rows, is drawn to
+    the other rows of its label; a row that has none is left out of the mean, and a batch without any pair gives 0.
 
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> supcon(z, torch.tensor([0, 0, 1]), tau=1.0)  # log(1 + exp(-1))
     tensor(0.3133)
     """
-    z = F.normalize(z, dim=1)
-    same = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    similarity = (z @ z.T / tau).masked_fill(same, float("-inf"))  # [N, N]
+    z = F.normalize(z, dim=1) if unit else z
+    same = torch.eye(len(z), dtype=torch.bool, device=z.device)[:anchors]
+    similarity = (z[:anchors] @ z.T / tau).masked_fill(same, float("-inf"))  # [N, N]
     log_prob = (similarity - similarity.logsumexp(1, keepdim=True)).masked_fill(same, 0)
-    positive = (y[:, None] == y[None, :]) & ~same
+    positive = (y[:anchors, None] == y[None, :]) & ~same
     n_positive = positive.sum(1)
     has_positive = n_positive > 0
     per_row = -(log_prob * positive).sum(1) / n_positive.clamp_min(1)
@@ -93,3 +94,84 @@ def pair_labels(a: Tensor, b: Tensor, n_classes: int) -> Tensor:
     """
     low, high = torch.minimum(a, b), torch.maximum(a, b)
     return n_classes + low * (2 * n_classes - low - 1) // 2 + (high - low - 1)
+
+
+class DualView(NamedTuple):
+    """The three terms of DVC's loss."""
+
+    cross_entropy: Tensor
+    entropy: Tensor  # minus the mean entropy of the batch's average predictions, between -log K and 0
+    distance: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.cross_entropy + self.entropy + self.distance
+
+
+def dual_view(raw: Tensor, heavy: Tensor, joint: Tensor, y: Tensor, weight: float) -> DualView:
+    """DVC's loss of the logits [N, K] of two views and of both together.
+
+    Cross-entropy of both views; the negative entropy of each kind's average prediction, which being minimised keeps
+    predictions spread over classes; and ``weight`` times the mean absolute difference of each view from the joint
+    prediction. The last two bound the mutual information of the views.
+
+    >>> even = torch.zeros(4, 5)
+    >>> dual_view(even, even, even, torch.tensor([0, 1, 2, 3]), weight=4.0)[1:]  # -log 5 and 0
+    (tensor(-1.6094), tensor(0.))
+    """
+    cross_entropy = F.cross_entropy(torch.cat([raw, heavy]), torch.cat([y, y]))
+    p_raw, p_heavy, p_joint = raw.softmax(1), heavy.softmax(1), joint.softmax(1)
+    entropy = torch.stack([negative_entropy(p.mean(0)) for p in (p_raw, p_heavy, p_joint)]).mean()
+    distance = torch.cat([p_joint - p_raw, p_joint - p_heavy]).abs().mean()
+    return DualView(cross_entropy, entropy, weight * distance)
+
+
+def negative_entropy(p: Tensor) -> Tensor:
+    """Sum of p log p over a distribution [K]."""
+    p = p.clamp_min(torch.finfo(p.dtype).eps)
+    return (p * p.log()).sum()
+
+
+_EPSILON = 1e-8  # of OCM's reference code
+
+
+def same_label_nce(
+    similarity: Tensor, rows: Tensor, columns: Tensor, tau: float, *, self_apart: bool = False, official: bool = False
+) -> Tensor:
+    """OCM's supervised InfoNCE: mean over rows of the average -log p over the columns of the row's label.
+
+    p is the softmax of ``similarity`` [N, M] / ``tau`` along a row. With ``self_apart`` the diagonal is taken out of
+    the softmax and of the sum, though not of the number that the sum is divided by. ``official`` adds the reference
+    code's 1e-8 to sum and logarithm, which caps every pair at 18.4, and keeps the diagonal among the positives.
+
+    >>> equal, labels = torch.zeros(4, 4), torch.tensor([0, 0, 0, 0])
+    >>> same_label_nce(equal, labels, labels, tau=0.07)  # log 4
+    tensor(1.3863)
+    """
+    minus_log_p = _minus_log_softmax(similarity, tau, self_apart, official)
+    positive = rows[:, None] == columns[None, :]
+    return ((minus_log_p * positive).sum(1) / positive.sum(1).clamp_min(1)).mean()
+
+
+def other_view_nce(similarity: Tensor, tau: float, *, official: bool = False) -> Tensor:
+    """NT-Xent: mean -log p of each row's other view, where row i and row i + N / 2 are views of one image."""
+    minus_log_p = _minus_log_softmax(similarity, tau, True, official)
+    partner = torch.arange(len(similarity), device=similarity.device).roll(len(similarity) // 2)
+    return minus_log_p.gather(1, partner[:, None]).mean()
+
+
+def _minus_log_softmax(similarity: Tensor, tau: float, self_apart: bool, official: bool) -> Tensor:
+    """-log p [N, M]; without the diagonal, whose own entry is then 0 (or the code's cap)."""
+    diagonal = torch.eye(*similarity.shape, dtype=torch.bool, device=similarity.device) & self_apart
+    if official:
+        weight = ((similarity - similarity.amax(1, keepdim=True).detach()) / tau).exp()
+        weight = weight.masked_fill(diagonal, 0)
+        return -(weight / (weight.sum(1, keepdim=True) + _EPSILON) + _EPSILON).log()
+    scaled = (similarity / tau).masked_fill(diagonal, float("-inf"))
+    return -(scaled - scaled.logsumexp(1, keepdim=True)).masked_fill(diagonal, 0)
+
+
+def embedding_similarity(embedding: Tensor, z: Tensor, offset: int) -> Tensor:
+    """OCM's similarity [N, N]: e e' plus e with a slice of the features as long as e, all scaled to length 1."""
+    e, f = F.normalize(embedding, dim=1), F.normalize(z, dim=1)
+    return e @ e.T + e @ f[:, offset : offset + e.shape[1]].T

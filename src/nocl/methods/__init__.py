@@ -5,22 +5,26 @@ from nocl.learner import Learner, check_parameters
 from nocl.lookup import by_name
 from nocl.methods.acil import ACIL
 from nocl.methods.aser import ASER
+from nocl.methods.dvc import DVC
 from nocl.methods.fecam import FeCAM
 from nocl.methods.finetune import Finetune
 from nocl.methods.gdumb import GDumb
 from nocl.methods.mir import MIR
 from nocl.methods.ncm import NCM
+from nocl.methods.ocm import OCM
 from nocl.methods.ranpac import RanPAC
 from nocl.methods.slda import SLDA
 
 METHODS: dict[str, type[Learner]] = {
     "acil": ACIL,
     "aser": ASER,
+    "dvc": DVC,
     "fecam": FeCAM,
     "finetune": Finetune,
     "gdumb": GDumb,
     "mir": MIR,
     "ncm": NCM,
+    "ocm": OCM,
     "ranpac": RanPAC,
     "slda": SLDA,
 }

@@ -56,6 +56,10 @@ class ReplayLearner(Learner):
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         self.take_heads(trained)
+        self.fill(base)
+
+    def fill(self, base: Iterable[Batch]) -> None:
+        """The one pass over the base images that the memory sees."""
         for x, y in track(base, "filling the memory"):
             self.memory.update(x, self.columns(y), self.draw)
 

@@ -1,0 +1,137 @@
+"""DVC: dual view consistency (Gu et al., CVPR 2022). Two views that must agree, and replay by gradient growth.
+
+Each image is seen raw and in a heavy view. With logits z, z' of the views and joint logits q = QNet([z; z']),
+
+    L = CE(z, y) and CE(z', y), averaged
+        + 1/3 sum of the negative entropies of the average predictions of z, z' and q
+        + w mean |softmax q - softmax z|, |softmax q - softmax z'|          (``losses.dual_view``)
+
+For each batch, once: g = gradient of L; of 50 random images of the memory take the 10 whose last-layer gradient
+|softmax z - onehot|_1 |f|_1 grows most under the step theta - lr g (MGI); theta <- theta - lr (g + gradient of L on
+those); then the reservoir is offered the batch. Inference uses z alone, over the classes met.
+
+The preset ``ft`` freezes the backbone: the linear head and QNet alone learn online.
+
+Differences from the reference code (YananGu/DVC):
+
+* Classifier and QNet have rows for the classes met and grow. The code fixes them at the data set's class count, where
+  the entropy term pushes probability to classes that have not come yet.
+* Every image draws its own heavy view; the code draws one for the whole batch. The heavy view of replayed images is
+  drawn after they are chosen, since scores look at the raw view only.
+* Scores are taken in eval mode; the code scores in train mode and so moves the live batch statistics.
+* The base session is the dual-view loss without replay, then one pass fills the memory (see ``replay.py``). With
+  given weights, head and QNet are trained on the frozen network. No run ever writes into a base checkpoint.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from nocl.augment import Augment
+from nocl.batch import JSON
+from nocl.losses import dual_view
+from nocl.memory import gradients, highest, last_layer_gradient, look, moved
+from nocl.methods.replay import CHECK_PARAMS, ReplayLearner, add, check_replay
+from nocl.nets import Backbone
+from nocl.nets.heads import GrowingLinear, GrowingPairHead
+from nocl.pretrain import Objective, Recipe, Trained
+from nocl.seeding import generator
+
+_HIDDEN = 128  # of QNet
+_HEAVY = Augment("heavy_jitter")
+
+
+class DualViewObjective(Objective):
+    """Base training by the dual-view loss; owns the head and QNet that the learner goes on with."""
+
+    weight = 4.0
+
+    def __init__(self, network: Backbone, dim: int, n_classes: int, seed: int) -> None:
+        super().__init__(network, dim, n_classes, seed)
+        draw = generator(seed, "dual view heads")
+        self.head, self.qnet = GrowingLinear(dim), GrowingPairHead(_HIDDEN, draw)
+        self.head.grow(n_classes, draw)
+        self.qnet.grow(n_classes, draw)
+        self.normalise = network.normalise
+
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, draw: torch.Generator) -> Tensor:
+        both = torch.cat([self.normalise(x), self.normalise(_HEAVY(x, draw))])
+        raw, heavy = self.head(network(both)).chunk(2)
+        return dual_view(raw, heavy, self.qnet(raw, heavy), y, self.weight).total
+
+
+class DVC(ReplayLearner):
+    """Dual view consistency with gradient-guided replay."""
+
+    base_recipe = Recipe(objective="nocl.methods.dvc:DualViewObjective")
+    presets: ClassVar[dict[str, dict[str, JSON]]] = {"ft": {"freeze_backbone": True}}
+    check_params = CHECK_PARAMS
+
+    def __init__(
+        self,
+        *,
+        memory_size: int = 1000,
+        lr: float = 0.1,
+        replay_batch: int = 10,
+        candidates: int = 50,
+        dl_weight: float = 4.0,
+        freeze_backbone: bool = False,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
+            recipe=recipe, image_size=image_size, seed=seed,
+        )  # fmt: skip
+        check_replay(replay_batch, candidates)
+        self.replay_batch, self.candidates, self.dl_weight = replay_batch, candidates, dl_weight
+        self.qnet = GrowingPairHead(_HIDDEN, self.draw)
+
+    def grow(self, n: int) -> None:
+        super().grow(n)
+        self.qnet.grow(n, self.draw)
+
+    def take_heads(self, trained: Trained) -> None:
+        super().take_heads(trained)
+        if isinstance(trained.objective, DualViewObjective):
+            self.head.load_state_dict(trained.objective.head.state_dict())
+            self.qnet.load_state_dict(trained.objective.qnet.state_dict())
+
+    def observe(self, x: Tensor, y: Tensor) -> None:
+        new, columns = self.scale(x), self.columns(y)
+        self.set_training(True)
+        parameters = self.learning_parameters()
+        gradient = gradients(self.loss(new, columns), parameters)
+        if len(self.memory):
+            slots = self.retrieve(moved(parameters, gradient, self.lr))
+            self.set_training(True)
+            old = self.scale(self.memory.images[slots])
+            gradient = add(gradient, gradients(self.loss(old, self.memory.columns[slots]), parameters))
+        self.descend(gradient)
+        self.memory.update(x, columns, self.draw)
+        self.eval()
+
+    def loss(self, raw: Tensor, columns: Tensor) -> Tensor:
+        """The dual-view loss of images in [0, 1]; both views go through the network as one batch."""
+        heavy = _HEAVY(raw, self.draw)
+        logits: Tensor = self(self.network.normalise(torch.cat([raw, heavy])))[0]
+        z, z_heavy = logits.chunk(2)
+        return dual_view(z, z_heavy, self.qnet(z, z_heavy), columns, self.dl_weight).total
+
+    def retrieve(self, ahead: Mapping[str, Tensor]) -> Tensor:
+        """Slots of the candidates whose last-layer gradient grows most when the parameters become ``ahead``."""
+        slots = self.memory.random(self.candidates, self.draw)
+        self.eval()
+        images, columns = self.recall(slots)
+        before, after = (last_layer_gradient(*look(self, images, theta), columns) for theta in ({}, ahead))
+        return slots[highest(after - before, self.replay_batch)]
+
+    def forward(self, x: Tensor) -> Any:
+        """Logits [B, K] and features [B, d] of prepared images."""
+        z = self.encode(x)
+        return self.head(z), z

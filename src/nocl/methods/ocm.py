@@ -1,0 +1,265 @@
+"""OCM: online continual learning through mutual information maximisation (Guo et al., ICML 2022).
+
+Every image comes in 16 turned variants (``augment.turned_variants``), each variant of a class a class of its own, and
+each variant in two views, itself and a weakly augmented one. With features f, embedding e = g(f), both scaled to
+length 1, and a slice F_o of f at a random offset o, S = e e' + e F_o'. With L(S) the mean -log p of same-label pairs
+under the row softmax of S / tau (``losses.same_label_nce``), a step on a new batch and min(64, 7 K) stored images is
+
+    L_new  = 2 L(S of the new, self apart) + NT-Xent        holistic features of what is new
+    L_mem  = L(S of the stored)                             and of what is stored
+    L_prev = L(e_now of the stored, e_previous of the same) staying where the previous model was
+    CE of the stored under the weak augmentation + MSE between its logits and the previous model's, on classes it knew
+
+by Adam; then the reservoir is offered the batch. The previous model is a copy made when a session ends. Before there
+is one, the loss is L_new + CE of the new batch. Inference: argmax of the linear head over the classes met.
+
+The preset ``ft`` freezes the backbone: g and the linear head alone learn.
+
+Differences from the reference code (gydpku/OCM, test_cifar100.py):
+
+* The base session is the shared one (cross-entropy, or given weights), then ``base_epochs`` epochs of the first loss in
+  batches of 10. A hundred epochs of OCM's own loss are 32 images for each one.
+* The distillation term covers the classes the previous model knew, not ten times the session's number; both models see
+  the same augmented images, where the code draws twice; the previous model is in eval mode and builds no graph, where
+  the code lets its batch statistics drift.
+* ``eps_mode="official"`` keeps the code's 1e-8 inside sum and logarithm, which caps every pair at 18.4 and mutes its
+  gradient; ``"clean"`` is the exact log-softmax.
+* Variants of a class are told apart by an offset of K, the number of classes met; the code's 1000 collides above that.
+* ``embed_dim`` defaults to 128, or to half of the feature if that has no more than 128 values.
+* ``n_variants`` may be 4 (whole turns only) or 1 where 32 images for one are too many. Single precision throughout.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nocl import nets
+from nocl.augment import Augment, turned_variants
+from nocl.batch import JSON, Batch
+from nocl.losses import embedding_similarity, other_view_nce, same_label_nce
+from nocl.memory import below, gradients
+from nocl.methods.replay import CHECK_PARAMS, ReplayLearner
+from nocl.nets.heads import GrowingLinear
+from nocl.pretrain import Trained
+from nocl.progress import track
+from nocl.seeding import generator, scoped
+
+_WEAK = Augment("weak")
+_BASE_BATCH = 10  # images of the base session at once: 32 times as many go through the network
+
+
+class OCM(ReplayLearner):
+    """Mutual information maximisation with replay."""
+
+    uses_boundaries = True
+    presets: ClassVar[dict[str, dict[str, JSON]]] = {"ft": {"freeze_backbone": True}}
+    check_params: ClassVar[dict[str, JSON]] = {**CHECK_PARAMS, "lr": 0.001, "n_variants": 4, "replay_batch": 8}
+    known_: Tensor  # int64 [], how many classes the previous model knows
+
+    def __init__(
+        self,
+        *,
+        memory_size: int = 1000,
+        lr: float = 0.001,
+        weight_decay: float = 1e-4,
+        replay_batch: int = 64,
+        n_variants: int = 16,
+        tau: float = 0.07,
+        embed_dim: int | None = None,
+        eps_mode: Literal["official", "clean"] = "official",
+        base_epochs: int = 1,
+        freeze_backbone: bool = False,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
+            recipe=recipe, image_size=image_size, seed=seed,
+        )  # fmt: skip
+        self.weight_decay, self.replay_batch, self.n_variants = weight_decay, replay_batch, n_variants
+        self.tau, self.embed_dim, self.eps_mode, self.base_epochs = tau, embed_dim, eps_mode, base_epochs
+        _check(self)
+        length = embed_dim or (128 if self.feature_dim > 128 else self.feature_dim // 2)
+        with scoped(seed):
+            self.embed, previous_embed = nn.Linear(self.feature_dim, length), nn.Linear(self.feature_dim, length)
+        self.previous = nn.ModuleDict(
+            {"network": nets.build(backbone, seed=seed), "embed": previous_embed, "head": GrowingLinear(self.head.dim)}
+        )
+        self.register_buffer("known_", torch.zeros((), dtype=torch.int64))
+        self.adam = Adam(lr, weight_decay)
+        self.adam.follow(self.learning_parameters())
+
+    def grow(self, n: int) -> None:
+        super().grow(n)
+        self.previous["head"].grow(n, generator(self.seed, "rows that are overwritten"))
+        self.adam.follow(self.learning_parameters())
+
+    def learning_parameters(self) -> dict[str, Tensor]:
+        return {name: p for name, p in super().learning_parameters().items() if not name.startswith("previous.")}
+
+    def set_training(self, training: bool) -> None:
+        super().set_training(training)
+        self.previous.eval()
+
+    def network_state_names(self) -> set[str]:
+        kinds = (
+            "network.",
+            "embed.",
+            "previous.network.",
+            "previous.embed.",
+            "adam.first_network",
+            "adam.second_network",
+        )
+        return {name for name in self.state_dict() if name.startswith(kinds)}
+
+    # --- learning ---------------------------------------------------------------------------------------------
+
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
+        self.take_heads(trained)
+        for epoch in range(self.base_epochs):
+            for x, y in track(base, f"OCM base epoch {epoch + 1}/{self.base_epochs}"):
+                for part, labels in zip(x.split(_BASE_BATCH), y.split(_BASE_BATCH)):
+                    self._step(self.first_loss(self.scale(part), self.columns(labels)))
+        self.fill(base)
+        self.end_session()
+        self.eval()
+
+    def observe(self, x: Tensor, y: Tensor) -> None:
+        new, columns = self.scale(x), self.columns(y)
+        self.set_training(True)
+        if self.known_ and len(self.memory):
+            slots = self.memory.random(min(self.replay_batch, 7 * len(self.classes_)), self.draw)
+            old = self.scale(self.memory.images[slots])
+            self._step(self.loss(new, columns, old, self.memory.columns[slots]))
+        else:
+            self._step(self.first_loss(new, columns))
+        self.memory.update(x, columns, self.draw)
+        self.eval()
+
+    @torch.no_grad()
+    def end_session(self) -> None:
+        """The model as it is now becomes the previous one."""
+        for name, current in (("network", self.network), ("embed", self.embed), ("head", self.head)):
+            self.previous[name].load_state_dict(current.state_dict())
+        self.known_.fill_(len(self.classes_))
+
+    def _step(self, loss: Tensor) -> None:
+        parameters = self.learning_parameters()
+        self.adam.step(parameters, gradients(loss, parameters))
+
+    # --- the losses -------------------------------------------------------------------------------------------
+
+    def first_loss(self, x: Tensor, columns: Tensor) -> Tensor:
+        """L_new and cross-entropy, of images in [0, 1]: before there is a previous model."""
+        self.set_training(True)
+        z = self.encode(self.views(x))
+        seen = F.cross_entropy(self.head(self.encode(self.network.normalise(_WEAK(x, self.draw)))), columns)
+        return self.new_loss(z, columns) + seen
+
+    def loss(self, x: Tensor, columns: Tensor, old: Tensor, recalled: Tensor) -> Tensor:
+        """The loss of a new and a recalled batch, images in [0, 1]."""
+        views = self.views(old)
+        z_new, z_old = self.encode(torch.cat([self.views(x), views])).split([2 * self.n_variants * len(x), len(views)])
+        labels = self.variant_labels(recalled)
+        similarity = embedding_similarity(self.embed(z_old), z_old, self.offset())
+        twice = torch.cat([labels, labels])
+        memory = same_label_nce(similarity, twice, twice, self.tau, official=self.official)
+        shown = self.network.normalise(_WEAK(old, self.draw))
+        with torch.no_grad():
+            first = views[: len(labels)]
+            before = F.normalize(self.previous["embed"](self.previous["network"](first)), dim=1)
+            target = self.previous["head"](self.previous["network"](shown))
+        now = F.normalize(self.embed(z_old[: len(labels)]), dim=1)
+        staying = same_label_nce(now @ before.T, labels, labels, self.tau, official=self.official)
+        logits, known = self.head(self.encode(shown)), int(self.known_)
+        answers = F.cross_entropy(logits, recalled) + F.mse_loss(logits[:, :known], target[:, :known])
+        return self.new_loss(z_new, columns) + memory + staying + answers
+
+    def new_loss(self, z: Tensor, columns: Tensor) -> Tensor:
+        """L_new of the features of all views of new images."""
+        labels = self.variant_labels(columns).repeat(2)
+        similarity = embedding_similarity(self.embed(z), z, self.offset())
+        same = same_label_nce(similarity, labels, labels, self.tau, self_apart=True, official=self.official)
+        return 2 * same + other_view_nce(similarity, self.tau, official=self.official)
+
+    def views(self, x: Tensor) -> Tensor:
+        """All variants of images in [0, 1], then their weakly augmented views, prepared: [2 V B, 3, H, W]."""
+        variants = turned_variants(x, self.n_variants)
+        return self.network.normalise(torch.cat([variants, _WEAK(variants, self.draw)]))
+
+    def variant_labels(self, columns: Tensor) -> Tensor:
+        """Labels [V B] that tell every class and variant apart, in the order of ``turned_variants``."""
+        return variant_labels(columns, self.n_variants, len(self.classes_))
+
+    def offset(self) -> int:
+        return below(self.feature_dim - self.embed.out_features, self.draw)
+
+    @property
+    def official(self) -> bool:
+        return self.eps_mode == "official"
+
+
+class Adam(nn.Module):
+    """Adam with its moments in buffers, so that they are saved with the learner and grow with its parameters."""
+
+    def __init__(self, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__()
+        self.lr, self.weight_decay, self.betas = lr, weight_decay, betas
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def follow(self, parameters: Mapping[str, Tensor]) -> None:
+        """Room for the moments of these parameters; rows that are new begin at 0."""
+        for name, value in parameters.items():
+            for buffer in _moment_names(name):
+                grown = torch.zeros_like(value, requires_grad=False)
+                old = getattr(self, buffer, grown[:0])
+                grown[: len(old)] = old
+                self.register_buffer(buffer, grown)
+
+    @torch.no_grad()
+    def step(self, parameters: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> None:
+        self.steps += 1
+        first_bias, second_bias = (1 - beta ** int(self.steps) for beta in self.betas)
+        for name, value in parameters.items():
+            first, second = (getattr(self, buffer) for buffer in _moment_names(name))
+            slope = gradient[name] + self.weight_decay * value
+            first.lerp_(slope, 1 - self.betas[0])
+            second.lerp_(slope.square(), 1 - self.betas[1])
+            value.sub_(self.lr / first_bias * first / ((second / second_bias).sqrt() + 1e-8))
+
+
+def variant_labels(columns: Tensor, n_variants: int, offset: int) -> Tensor:
+    """Variant i of a class is the class plus i offsets, variant after variant [V B].
+
+    >>> variant_labels(torch.tensor([0, 2]), n_variants=4, offset=3)
+    tensor([ 0,  2,  3,  5,  6,  8,  9, 11])
+    """
+    return torch.cat([columns + i * offset for i in range(n_variants)])
+
+
+def _moment_names(name: str) -> tuple[str, str]:
+    flat = name.replace(".", "_")
+    return f"first_{flat}", f"second_{flat}"
+
+
+def _check(learner: OCM) -> None:
+    if learner.n_variants not in (1, 4, 16):
+        raise ValueError(f"n_variants must be 1, 4 or 16, not {learner.n_variants}")
+    if learner.eps_mode not in ("official", "clean"):
+        raise ValueError(f"eps_mode must be official or clean, not {learner.eps_mode!r}")
+    if learner.replay_batch < 1 or learner.base_epochs < 0:
+        raise ValueError(
+            "replay_batch must be 1 or more and base_epochs 0 or more, not "
+            f"{learner.replay_batch}, {learner.base_epochs}"
+        )
+    if learner.embed_dim is not None and not 0 < learner.embed_dim < learner.feature_dim:
+        raise ValueError(
+            f"embed_dim {learner.embed_dim} must be below the feature's {learner.feature_dim} values; "
+            "leave it out to have one that fits"
+        )
