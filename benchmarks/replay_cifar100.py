@@ -10,12 +10,10 @@ and otherwise its own defaults. ``--out`` keeps one folder a method; a finished 
 import argparse
 from pathlib import Path
 
-from nocl.data import load
 from nocl.files import write_json
-from nocl.methods import make
+from nocl.job import Job
 from nocl.results import RunResult
 from nocl.run import run
-from nocl.stream import class_incremental
 
 CHEAPEST_FIRST = ("mir", "gdumb", "dvc", "aser", "scr", "scr_ft", "dvc_ft")
 RESULTS = Path(__file__).parent / "results" / "replay"
@@ -30,10 +28,12 @@ def main() -> None:
     parser.add_argument("--memory-size", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the class order and of the method")
     options = parser.parse_args()
-    data = load("cifar100")
     for name in options.methods:
-        learner = make(name, weights=options.weights, memory_size=options.memory_size, seed=options.seed)
-        stream = class_incremental(data, partition="60+4x10", order_seed=options.seed)
+        method, _, preset = name.partition("_")
+        params = {"weights": options.weights, "memory_size": options.memory_size}
+        job = Job(method, params, preset=preset or None, dataset="cifar100", partition="60+4x10", seed=options.seed)
+        stream = job.stream()
+        learner = job.learner(stream.image_size)
         result = run(learner, stream, folder=options.out / name, on_session=lambda r, name=name: show(name, r))
         write_json(options.results / f"{name}.json", portable(result))
 

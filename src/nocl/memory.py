@@ -131,6 +131,8 @@ def highest(scores: Tensor, n: int) -> Tensor:
 
 def gradients(loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The loss's gradient by parameter name; nothing is written into ``.grad``."""
+    if not bool(torch.isfinite(loss)):
+        raise FloatingPointError(f"the loss is {loss.item()}: training diverged; try a smaller lr")
     return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values()))))
 
 

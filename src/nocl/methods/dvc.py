@@ -56,10 +56,16 @@ class DualViewObjective(Objective):
         self.qnet.grow(n_classes, draw)
         self.normalise = network.normalise
 
+    def views(self, x: Tensor, y: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.cat([x, _HEAVY(x, draw)]), torch.cat([y, y])
+
+    def terms(self, z: Tensor, targets: Tensor) -> Tensor:
+        raw, heavy = self.head(z).chunk(2)
+        return dual_view(raw, heavy, self.qnet(raw, heavy), targets.chunk(2)[0], self.weight).total
+
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, draw: torch.Generator) -> Tensor:
-        both = torch.cat([self.normalise(x), self.normalise(_HEAVY(x, draw))])
-        raw, heavy = self.head(network(both)).chunk(2)
-        return dual_view(raw, heavy, self.qnet(raw, heavy), y, self.weight).total
+        images, targets = self.views(x, y, draw)
+        return self.terms(network(self.normalise(images)), targets)
 
 
 class DVC(ReplayLearner):
@@ -128,8 +134,9 @@ class DVC(ReplayLearner):
         slots = self.memory.random(self.candidates, self.draw)
         self.eval()
         images, columns = self.recall(slots)
-        before, after = (last_layer_gradient(*look(self, images, theta), columns) for theta in ({}, ahead))
-        return slots[highest(after - before, self.replay_batch)]
+        (logits, z), (logits_ahead, z_ahead) = look(self, images, {}), look(self, images, ahead)
+        growth = last_layer_gradient(logits_ahead, z_ahead, columns) - last_layer_gradient(logits, z, columns)
+        return slots[highest(growth, self.replay_batch)]
 
     def forward(self, x: Tensor) -> Any:
         """Logits [B, K] and features [B, d] of prepared images."""

@@ -208,6 +208,8 @@ class OCM(ReplayLearner):
 class Adam(nn.Module):
     """Adam with its moments in buffers, so that they are saved with the learner and grow with its parameters."""
 
+    steps: Tensor  # int64 []
+
     def __init__(self, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> None:
         super().__init__()
         self.lr, self.weight_decay, self.betas = lr, weight_decay, betas
