@@ -1,0 +1,79 @@
+"""A recipe: everything that decides what the base session makes of the network."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+
+from nocl.augment import Augment
+from nocl.batch import JSON
+from nocl.lookup import UnknownNameError, by_name, unknown
+from nocl.pretrain.objectives import OBJECTIVES
+
+_CHOICES = {"schedule": ("constant", "onecycle"), "spaces": ("both", "vanilla", "high")}
+_SPEED_ONLY = ("compile",)
+_HEADS_ONLY = ("head_epochs", "head_rounds")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the base session trains. Defaults are the paper's: plain SGD, constant rate, 100 epochs.
+
+    ``objective`` is ``ce`` or ``sc`` (supervised contrastive), followed by any of ``+ssl`` (rotation labels) and
+    ``+da`` (mixed classes). With a ``projection`` of D > 0 values the loss is that of the features plus that of their
+    projection, L_vp + L_hp; ``spaces`` keeps one of the two. Networks are shared by methods that use equal recipes.
+    """
+
+    objective: str = "ce"
+    epochs: int = 100
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: str = "constant"  # or "onecycle": warm-up and cosine decay, momentum at least 0.9
+    augment: str = "none"
+    normalize: bool = False  # by mean and std of the base images
+    power: float = 1.0  # Tukey's power on the features before every head
+    projection: int = 0  # D of the projection trained along with the network; 0: none
+    spaces: str = "both"  # where the loss is taken: "both", "vanilla" (L_vp), "high" (L_hp)
+    tau: float = 0.1  # sc: temperature
+    head: tuple[int, int] = (160, 128)  # sc: hidden and output width of the heads
+    mixes: int = 1  # +da: mixed images for each image and view
+    head_epochs: int = 2  # with given weights, epochs for projection and heads alone
+    head_rounds: int = 2  # with given weights, passes over the images from which those epochs take their features
+    compile: bool | None = None  # None: where it pays
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise UnknownNameError(unknown(str(getattr(self, name)), choices, name))
+        for name in ("epochs", "head_epochs", "projection"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name in ("lr", "tau", "mixes", "head_rounds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.spaces == "high" and not self.projection:
+            raise ValueError("spaces='high' needs a projection; set projection to its dimension, e.g. 2048")
+        object.__setattr__(self, "head", tuple(self.head))
+        if len(self.head) != 2 or min(self.head) < 1:
+            raise ValueError(f"head must be two widths above 0, not {list(self.head)}")
+        by_name(self.objective, OBJECTIVES, "objective")
+        Augment(self.augment)
+
+    def with_changes(self, changes: Mapping[str, JSON]) -> "Recipe":
+        """The same recipe with some values replaced; a wrong name is an error that lists the right ones."""
+        known = {field.name for field in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise UnknownNameError(unknown(name, known, "recipe setting"))
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, JSON]:
+        """Everything that decides the network; what only changes the speed or the heads is left out."""
+        return self._without(_SPEED_ONLY + _HEADS_ONLY)
+
+    def heads_to_json(self) -> dict[str, JSON]:
+        """Everything that decides projection and heads trained on a given network."""
+        return self._without((*_SPEED_ONLY, "epochs", "normalize"))
+
+    def _without(self, names: tuple[str, ...]) -> dict[str, JSON]:
+        values = asdict(self) | {"head": list(self.head)}
+        return {name: value for name, value in values.items() if name not in names}

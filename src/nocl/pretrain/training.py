@@ -1,0 +1,319 @@
+"""The base-training loop: resumable after every epoch, cached by content, on one device or many."""
+
+import logging
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nocl.augment import Augment
+from nocl.batch import JSON, BaseSession, Batch
+from nocl.files import digest, file_digest, read_tensors, write_tensors
+from nocl.lookup import by_name
+from nocl.nets import Backbone
+from nocl.pretrain.devices import Worker, current
+from nocl.pretrain.objectives import OBJECTIVES, Extractor, Objective
+from nocl.pretrain.recipe import Recipe
+from nocl.progress import track
+from nocl.seeding import generator
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+log = logging.getLogger(__name__)
+COMPILE_PAYS_FROM = 300_000  # images through the network, below which compiling costs more than it saves
+
+
+class WrongBaseError(ValueError):
+    """A checkpoint that was trained on other classes, data or settings than asked for."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What base training leaves beside the network's new weights."""
+
+    objective: Objective
+    origin: dict[str, JSON]  # recipe, key or weights file: stored in every result
+    losses: list[float]  # mean loss of each epoch trained
+
+
+def train_base(
+    network: Backbone,
+    base: Iterable[Batch],
+    recipe: Recipe,
+    *,
+    classes: tuple[int, ...],
+    image_size: int,
+    seed: int,
+    name: str = "",
+    weights: Path | None = None,
+    workdir: Path | None = None,
+    train_heads: bool = True,
+) -> Trained:
+    """Train ``network`` in place, or load it.
+
+    ``workdir`` keeps finished networks by key and an unfinished one after each epoch; a killed training continues
+    there with the same bits. ``weights`` skips training of the network and, if wanted, trains projection and heads
+    alone, on features that are computed once.
+    """
+    origin: dict[str, JSON] = {}
+    if weights is not None:
+        origin = load_weights(network, weights, allowed=set(classes))
+    dim = network.feature_dim(image_size)
+    training = _Training(network, dim, recipe, classes, seed, frozen=weights is not None)
+    if weights is not None and not train_heads:
+        return Trained(training.objective, {**origin, "recipe": None}, [])
+    described = base.describe() if isinstance(base, BaseSession) else None
+    key: dict[str, JSON] = {
+        "base": described, "backbone": name, "image_size": image_size, "seed": seed,
+        "recipe": training.recipe_json(), "classes": list(classes), **origin,
+    }  # fmt: skip
+    if current().precision != "32-true":
+        key["precision"] = current().precision
+    kind = "base" if weights is None else "heads"
+    path = None if workdir is None or described is None else workdir / f"{kind}-{digest(key)}.safetensors"
+    losses = training.run(base, path, key)
+    return Trained(training.objective, {**origin, "key": digest(key), "recipe": training.recipe_json()}, losses)
+
+
+def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = None) -> dict[str, JSON]:
+    """Load a backbone from a safetensors file; refuse one whose ``classes`` reach beyond the allowed ones.
+
+    Tensor names are the network's own, with or without the prefix ``network.``; a head in the file is left aside.
+    """
+    tensors, header = read_tensors(path)
+    listed = header.get("classes")
+    trained_on = {label for label in listed if isinstance(label, int)} if isinstance(listed, list) else set()
+    if allowed is not None and not trained_on <= allowed:
+        leaked = sorted(trained_on - allowed)
+        raise WrongBaseError(
+            f"{path.name} was trained on {len(leaked)} classes that this stream brings later ({leaked[:5]} ...): "
+            "use the order and partition it was trained for"
+        )
+    tensors = {name.removeprefix("network."): tensor for name, tensor in tensors.items()}
+    for buffer in ("mean", "std"):
+        if buffer not in tensors and isinstance(header.get(buffer), list):
+            tensors[buffer] = torch.tensor(header[buffer]).view(3, 1, 1)
+    wanted = network.state_dict()
+    for tensor_name, tensor in wanted.items():
+        if tensor_name in ("mean", "std"):
+            tensors.setdefault(tensor_name, tensor)
+        elif tensor_name not in tensors:
+            raise WrongBaseError(f"{path.name} has no {tensor_name!r}: it holds another network")
+        elif tensors[tensor_name].shape != tensor.shape:
+            shape = list(tensors[tensor_name].shape)
+            raise WrongBaseError(f"{path.name}: {tensor_name} is {shape}, this network's is {list(tensor.shape)}")
+    network.load_state_dict({tensor_name: tensors[tensor_name] for tensor_name in wanted})
+    return {"weights": path.name, "sha256": file_digest(path)}
+
+
+class _Training:
+    """One training: network, objective, optimiser and schedule, and how to write them down after an epoch."""
+
+    def __init__(
+        self, network: Backbone, dim: int, recipe: Recipe, classes: tuple[int, ...], seed: int, *, frozen: bool,
+        worker: Worker | None = None,
+    ) -> None:  # fmt: skip
+        factory = by_name(recipe.objective, OBJECTIVES, "objective")
+        self.device = network.mean.device
+        self.objective = factory.build(network, dim, len(classes), seed, recipe).to(self.device)
+        self.network, self.dim, self.recipe, self.seed, self.frozen = network, dim, recipe, seed, frozen
+        self.worker = worker
+        self.epochs = recipe.head_epochs if frozen else recipe.epochs
+        self.target = {label: i for i, label in enumerate(classes)}
+        self.named = dict(self.objective.named_parameters(prefix="objective"))
+        if not frozen:
+            self.named |= dict(network.named_parameters(prefix="network"))
+        momentum = max(recipe.momentum, 0.9) if recipe.schedule == "onecycle" else recipe.momentum
+        self.optimizer = torch.optim.SGD(
+            list(self.named.values()), recipe.lr, momentum, weight_decay=recipe.weight_decay, nesterov=momentum > 0
+        )
+        self.augment = Augment(recipe.augment)
+        self.rounds: dict[int, list[tuple[Tensor, Tensor]]] = {}  # a frozen network's features, by round
+
+    def recipe_json(self) -> dict[str, JSON]:
+        """What of the recipe decides the result."""
+        return self.recipe.heads_to_json() if self.frozen else self.recipe.to_json()
+
+    def run(self, base: Iterable[Batch], path: Path | None, key: dict[str, JSON]) -> list[float]:
+        """Train to the end, from where an earlier run stopped; returns each epoch's mean loss."""
+        if path is not None and path.exists():
+            return self._restore(path, key)
+        compute = current()
+        if self.worker is None and compute.processes > 1 and not self.frozen:
+            return self._run_in_processes(base, path, key)
+        if self.worker is None:
+            self.worker = Worker(None if compute.precision == "32-true" else compute.fabric(self.device))
+        partial = None if path is None else path.with_suffix(".partial.safetensors")
+        losses: list[float] = []
+        if self.recipe.normalize and not self.frozen:
+            _measure_normalisation(self.network, base)
+        if partial is not None and partial.exists():
+            losses = self._restore(partial, key)
+            log.info("continuing base training after epoch %d", len(losses))
+        self._train(base, losses, partial, key)
+        if path is not None and partial is not None and self.worker.writes:
+            self._store(path, key, losses)
+            partial.unlink(missing_ok=True)
+        return losses
+
+    def _run_in_processes(self, base: Iterable[Batch], path: Path | None, key: dict[str, JSON]) -> list[float]:
+        """Let this node's processes train and write; then read what they wrote."""
+        settings = (self.network, self.dim, self.recipe, tuple(self.target), self.seed, base, key)
+        with tempfile.TemporaryDirectory(prefix="nocl-") as folder:
+            path = path or Path(folder) / "network.safetensors"
+            current().fabric(self.device).launch(_work, path, *settings)  # type: ignore[arg-type]
+            return self._restore(path, key)
+
+    def _train(self, base: Iterable[Batch], losses: list[float], partial: Path | None, key: dict[str, JSON]) -> None:
+        assert self.worker is not None
+        self.objective.train()
+        model = self._prepare_model(base)
+        n_batches = _count(base)
+        optimizer = self.worker.prepare(self.optimizer)
+        for epoch in range(len(losses), self.epochs):
+            losses.append(self._epoch(model, optimizer, base, epoch, n_batches))
+            log.info("base epoch %d/%d: loss %.4f", epoch + 1, self.epochs, losses[-1])
+            if partial is not None and self.worker.writes:
+                self._store(partial, key, losses)
+        self.network.eval()
+        self.objective.eval()
+        self.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+    def _prepare_model(self, base: Iterable[Batch]) -> Extractor:
+        assert self.worker is not None
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        wanted = self.recipe.compile
+        if wanted is None:
+            images = sum(len(batch.y) for batch in _epoch_of(base, 0)) * self.epochs
+            wanted = images >= COMPILE_PAYS_FROM and not self.frozen
+        return self.worker.share(torch.compile(self.network) if wanted else self.network)  # type: ignore[arg-type]
+
+    def _epoch(
+        self, model: Extractor, optimizer: torch.optim.Optimizer, base: Iterable[Batch], epoch: int, n_batches: int
+    ) -> float:
+        assert self.worker is not None
+        total, seen = 0.0, 0
+        split = type(self.objective).loss is Objective.loss  # features can be kept apart from the loss
+        batches = self._kept(model, base, epoch) if self.frozen and split else self._passed(model, base, epoch)
+        progress = track(batches, f"base epoch {epoch + 1}/{self.epochs}", n_batches)
+        for step, (loss, n) in enumerate(progress):
+            if not bool(torch.isfinite(loss)):
+                raise FloatingPointError(
+                    f"loss is {loss.item()} in base epoch {epoch + 1}; try a smaller lr than {self.recipe.lr}"
+                )
+            self.optimizer.param_groups[0]["lr"] = self._lr(epoch * n_batches + step, self.epochs * n_batches)
+            self.worker.step(loss, optimizer)
+            total, seen = total + loss.item() * n, seen + n
+        return total / max(seen, 1)
+
+    def _images(self, base: Iterable[Batch], epoch: int, draw: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Augmented images in [0, 1] and labels 0 .. n - 1."""
+        for x, y in _epoch_of(base, epoch):
+            if len(y) == 1 and not (self.frozen and not self.recipe.projection):
+                continue  # batch normalisation has no variance to learn from one image
+            images = self.augment(x.to(self.device).float() / 255, draw)
+            targets = torch.tensor([self.target[int(label)] for label in y], device=self.device)
+            yield images.contiguous(memory_format=torch.channels_last), targets
+
+    def _passed(self, model: Extractor, base: Iterable[Batch], epoch: int) -> Iterator[tuple[Tensor, int]]:
+        """Each batch's loss, the images passing the network."""
+        assert self.worker is not None
+        self.network.train(not self.frozen)
+        draw = generator(self.seed, "augment", epoch)
+        for images, targets in self._images(base, epoch, draw):
+            with self.worker.autocast():
+                loss = self.objective.loss(model, images, targets, draw)
+            yield loss, len(targets)
+
+    def _kept(self, model: Extractor, base: Iterable[Batch], epoch: int) -> Iterator[tuple[Tensor, int]]:
+        """Each batch's loss, from features that passed the frozen network in an earlier epoch or pass it now."""
+        index = epoch % self.recipe.head_rounds
+        if index not in self.rounds:
+            self.rounds[index] = self._features(model, base, index)
+        batches = self.rounds[index]
+        for i in torch.randperm(len(batches), generator=generator(self.seed, "order", epoch)).tolist():
+            z, targets = batches[i]
+            yield self.objective.terms(z, targets), len(targets)
+
+    @torch.no_grad()
+    def _features(self, model: Extractor, base: Iterable[Batch], index: int) -> list[tuple[Tensor, Tensor]]:
+        self.network.eval()
+        draw = generator(self.seed, "augment", index)
+        kept = []
+        for images, targets in self._images(base, index, draw):
+            viewed, wanted = self.objective.views(images, targets, draw)
+            kept.append((model(self.objective.normalise(viewed)), wanted))
+        return kept
+
+    def _lr(self, step: int, steps: int) -> float:
+        """Constant, or one cycle: linear warm-up over the first 30 % of steps, then a cosine to zero."""
+        if self.recipe.schedule == "constant":
+            return self.recipe.lr
+        warm = max(1, round(0.3 * steps))
+        if step < warm:
+            return self.recipe.lr * (step + 1) / warm
+        return self.recipe.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+    def _store(self, path: Path, key: dict[str, JSON], losses: list[float]) -> None:
+        tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        tensors |= {f"objective.{name}": tensor for name, tensor in self.objective.state_dict().items()}
+        for name, parameter in self.named.items():
+            velocity = self.optimizer.state[parameter].get("momentum_buffer")
+            if velocity is not None:
+                tensors[f"velocity.{name}"] = velocity
+        write_tensors(
+            path,
+            tensors,
+            {"kind": "nocl base network", "key": key, "losses": list(losses), "classes": list(self.target)},
+        )
+
+    def _restore(self, path: Path, key: dict[str, JSON]) -> list[float]:
+        tensors, header = read_tensors(path)
+        if header.get("key") != key:
+            raise WrongBaseError(f"{path} was trained with other settings than its name says; delete it to train again")
+        self.network.load_state_dict(_under("network.", tensors))
+        self.objective.load_state_dict(_under("objective.", tensors))
+        for name, velocity in _under("velocity.", tensors).items():
+            self.optimizer.state[self.named[name]]["momentum_buffer"] = velocity.to(self.named[name].device)
+        losses = header.get("losses")
+        self.network.eval()
+        self.objective.eval()
+        return [float(loss) for loss in losses] if isinstance(losses, list) else []  # type: ignore[arg-type]
+
+
+def _work(
+    fabric: "Fabric", path: Path, network: Backbone, dim: int, recipe: Recipe, classes: tuple[int, ...], seed: int,
+    base: Iterable[Batch], key: dict[str, JSON],
+) -> None:  # fmt: skip
+    """One process of a training by several."""
+    network.to(fabric.device)
+    _Training(network, dim, recipe, classes, seed, frozen=False, worker=Worker(fabric)).run(base, path, key)
+
+
+def _epoch_of(base: Iterable[Batch], index: int) -> Iterator[Batch]:
+    return base.epoch(index) if isinstance(base, BaseSession) else iter(base)
+
+
+def _count(base: Iterable[Batch]) -> int:
+    return len(base) if isinstance(base, Sized) else sum(1 for _ in _epoch_of(base, 0))
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _measure_normalisation(network: Backbone, base: Iterable[Batch]) -> None:
+    total, squares, pixels = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), 0
+    for x, _ in _epoch_of(base, 0):
+        values = x.double() / 255
+        total, squares = total + values.sum((0, 2, 3)), squares + values.square().sum((0, 2, 3))
+        pixels += values[:, 0].numel()
+    mean = total / pixels
+    network.mean.copy_(mean.view(3, 1, 1))
+    network.std.copy_((squares / pixels - mean.square()).clamp_min(1e-6).sqrt().view(3, 1, 1))
