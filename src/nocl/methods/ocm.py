@@ -42,6 +42,7 @@ from nocl.batch import JSON, Batch
 from nocl.losses import embedding_similarity, other_view_nce, same_label_nce
 from nocl.memory import below, gradients
 from nocl.methods.replay import CHECK_PARAMS, ReplayLearner
+from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
 from nocl.pretrain import Trained
 from nocl.progress import track
@@ -88,16 +89,14 @@ class OCM(ReplayLearner):
         length = embed_dim or (128 if self.feature_dim > 128 else self.feature_dim // 2)
         with scoped(seed):
             self.embed, previous_embed = nn.Linear(self.feature_dim, length), nn.Linear(self.feature_dim, length)
-        self.previous = nn.ModuleDict(
-            {"network": nets.build(backbone, seed=seed), "embed": previous_embed, "head": GrowingLinear(self.head.dim)}
-        )
+        self.previous = Snapshot(nets.build(backbone, seed=seed), previous_embed, GrowingLinear(self.head.dim))
         self.register_buffer("known_", torch.zeros((), dtype=torch.int64))
         self.adam = Adam(lr, weight_decay)
         self.adam.follow(self.learning_parameters())
 
     def grow(self, n: int) -> None:
         super().grow(n)
-        self.previous["head"].grow(n, generator(self.seed, "rows that are overwritten"))
+        self.previous.head.grow(n, generator(self.seed, "rows that are overwritten"))
         self.adam.follow(self.learning_parameters())
 
     def learning_parameters(self) -> dict[str, Tensor]:
@@ -145,8 +144,9 @@ class OCM(ReplayLearner):
     @torch.no_grad()
     def end_session(self) -> None:
         """The model as it is now becomes the previous one."""
-        for name, current in (("network", self.network), ("embed", self.embed), ("head", self.head)):
-            self.previous[name].load_state_dict(current.state_dict())
+        self.previous.network.load_state_dict(self.network.state_dict())
+        self.previous.embed.load_state_dict(self.embed.state_dict())
+        self.previous.head.load_state_dict(self.head.state_dict())
         self.known_.fill_(len(self.classes_))
 
     def _step(self, loss: Tensor) -> None:
@@ -173,8 +173,8 @@ class OCM(ReplayLearner):
         shown = self.network.normalise(_WEAK(old, self.draw))
         with torch.no_grad():
             first = views[: len(labels)]
-            before = F.normalize(self.previous["embed"](self.previous["network"](first)), dim=1)
-            target = self.previous["head"](self.previous["network"](shown))
+            before = F.normalize(self.previous.embed(self.previous.network(first)), dim=1)
+            target = self.previous.head(self.previous.network(shown))
         now = F.normalize(self.embed(z_old[: len(labels)]), dim=1)
         staying = same_label_nce(now @ before.T, labels, labels, self.tau, official=self.official)
         logits, known = self.head(self.encode(shown)), int(self.known_)
@@ -203,6 +203,14 @@ class OCM(ReplayLearner):
     @property
     def official(self) -> bool:
         return self.eps_mode == "official"
+
+
+class Snapshot(nn.Module):
+    """The parts of an earlier model."""
+
+    def __init__(self, network: Backbone, embed: nn.Linear, head: GrowingLinear) -> None:
+        super().__init__()
+        self.network, self.embed, self.head = network, embed, head
 
 
 class Adam(nn.Module):
