@@ -13,6 +13,7 @@ from nocl.methods.mir import MIR
 from nocl.methods.ncm import NCM
 from nocl.methods.ocm import OCM
 from nocl.methods.ranpac import RanPAC
+from nocl.methods.scr import SCR
 from nocl.methods.slda import SLDA
 
 METHODS: dict[str, type[Learner]] = {
@@ -26,6 +27,7 @@ METHODS: dict[str, type[Learner]] = {
     "ncm": NCM,
     "ocm": OCM,
     "ranpac": RanPAC,
+    "scr": SCR,
     "slda": SLDA,
 }
 

@@ -32,12 +32,12 @@ from torch import Tensor
 
 from nocl.batch import JSON
 from nocl.memory import adversarial_shapley, exchange, gradients, highest, knn_shapley
-from nocl.methods.replay import CHECK_PARAMS, ReplayLearner
+from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier
 
 _AT_ONCE = 64  # images through the network for features
 
 
-class ASER(ReplayLearner):
+class ASER(ReplayClassifier):
     """Replay and storage by Shapley values."""
 
     check_params = CHECK_PARAMS

@@ -27,13 +27,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nocl.augment import Augment
 from nocl.batch import JSON
 from nocl.losses import dual_view
 from nocl.memory import gradients, highest, last_layer_gradient, look, moved
-from nocl.methods.replay import CHECK_PARAMS, ReplayLearner, add, check_replay
+from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear, GrowingPairHead
 from nocl.pretrain import Objective, Recipe, Trained
@@ -54,7 +54,6 @@ class DualViewObjective(Objective):
         self.head, self.qnet = GrowingLinear(dim), GrowingPairHead(_HIDDEN, draw)
         self.head.grow(n_classes, draw)
         self.qnet.grow(n_classes, draw)
-        self.normalise = network.normalise
 
     def views(self, x: Tensor, y: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         return torch.cat([x, _HEAVY(x, draw)]), torch.cat([y, y])
@@ -63,12 +62,8 @@ class DualViewObjective(Objective):
         raw, heavy = self.head(z).chunk(2)
         return dual_view(raw, heavy, self.qnet(raw, heavy), targets.chunk(2)[0], self.weight).total
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, draw: torch.Generator) -> Tensor:
-        images, targets = self.views(x, y, draw)
-        return self.terms(network(self.normalise(images)), targets)
 
-
-class DVC(ReplayLearner):
+class DVC(ReplayClassifier):
     """Dual view consistency with gradient-guided replay."""
 
     base_recipe = Recipe(objective="nocl.methods.dvc:DualViewObjective")

@@ -90,7 +90,7 @@ class GDumb(Learner):
 
     @torch.no_grad()
     def decision_function(self, x: Tensor) -> Tensor:
-        depends_on = (
+        depends_on = (self.memory.images, self.memory.columns, *self.network.parameters(), *self.network.buffers())
             self.memory.images,
             self.memory.columns,
             *self.network.state_dict(keep_vars=True).values(),

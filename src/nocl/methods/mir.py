@@ -28,10 +28,10 @@ from torch import Tensor
 
 from nocl.batch import JSON
 from nocl.memory import gradients, highest, interference, moved
-from nocl.methods.replay import CHECK_PARAMS, ReplayLearner, add, check_replay
+from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
 
 
-class MIR(ReplayLearner):
+class MIR(ReplayClassifier):
     """Experience replay of the images whose loss would rise most."""
 
     check_params = CHECK_PARAMS

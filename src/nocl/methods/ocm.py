@@ -41,7 +41,7 @@ from nocl.augment import Augment, turned_variants
 from nocl.batch import JSON, Batch
 from nocl.losses import embedding_similarity, other_view_nce, same_label_nce
 from nocl.memory import below, gradients
-from nocl.methods.replay import CHECK_PARAMS, ReplayLearner
+from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
 from nocl.pretrain import Trained
@@ -52,7 +52,7 @@ _WEAK = Augment("weak")
 _BASE_BATCH = 10  # images of the base session at once: 32 times as many go through the network
 
 
-class OCM(ReplayLearner):
+class OCM(ReplayClassifier):
     """Mutual information maximisation with replay."""
 
     uses_boundaries = True

@@ -1,4 +1,4 @@
-"""What the replay baselines share: a network with a growing linear head, plain SGD, and a memory of images.
+"""What the replay baselines share: a memory of images, one fill after the base session, plain SGD, a linear head.
 
 The memory is filled by exactly one pass over the base images after base training, so its counter starts the stream at
 the number of base images. Counting every base epoch, as the code of the paper does on its training path, would leave
@@ -48,11 +48,7 @@ class ReplayLearner(Learner):
             raise ValueError(f"lr must be 0 or more, not {lr}")
         self.memory_size, self.lr, self.freeze_backbone = memory_size, lr, freeze_backbone
         self.feature_dim = self.network.feature_dim(image_size)
-        self.head = GrowingLinear(self.feature_dim)
         self.memory = Reservoir(memory_size, image_size)
-
-    def grow(self, n: int) -> None:
-        self.head.grow(n, self.draw)
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         self.take_heads(trained)
@@ -65,15 +61,8 @@ class ReplayLearner(Learner):
 
     def take_heads(self, trained: Trained) -> None:
         """Go on with the heads that the base session trained."""
-        if isinstance(trained.objective, CrossEntropy):
-            self.head.load_state_dict(trained.objective.head.state_dict())
 
     # --- one step ---------------------------------------------------------------------------------------------
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, K] of prepared images."""
-        scores: Tensor = self.head(self.encode(x))
-        return scores
 
     def encode(self, x: Tensor) -> Tensor:
         """Features [B, d] of prepared images; a frozen network builds no graph."""
@@ -102,7 +91,39 @@ class ReplayLearner(Learner):
         """Prepared images and columns of some slots."""
         return self.prepare(self.memory.images[slots]), self.memory.columns[slots]
 
-    # --- predictions ------------------------------------------------------------------------------------------
+
+class ReplayClassifier(ReplayLearner):
+    """A replay method that answers by a linear head with one row a class."""
+
+    def __init__(
+        self,
+        *,
+        memory_size: int,
+        lr: float,
+        freeze_backbone: bool = False,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
+            recipe=recipe, image_size=image_size, seed=seed,
+        )  # fmt: skip
+        self.head = GrowingLinear(self.feature_dim)
+
+    def grow(self, n: int) -> None:
+        self.head.grow(n, self.draw)
+
+    def take_heads(self, trained: Trained) -> None:
+        if isinstance(trained.objective, CrossEntropy):
+            self.head.load_state_dict(trained.objective.head.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, K] of prepared images."""
+        scores: Tensor = self.head(self.encode(x))
+        return scores
 
     @torch.no_grad()
     def decision_function(self, x: Tensor) -> Tensor:
