@@ -91,10 +91,6 @@ class GDumb(Learner):
     @torch.no_grad()
     def decision_function(self, x: Tensor) -> Tensor:
         depends_on = (self.memory.images, self.memory.columns, *self.network.parameters(), *self.network.buffers())
-            self.memory.images,
-            self.memory.columns,
-            *self.network.state_dict(keep_vars=True).values(),
-        )
         scores: Tensor = self._model.get(depends_on, self.train_on_memory)(self.prepare(x))
         absent = self.memory.counts(len(self.classes_)) == 0
         return scores.masked_fill(absent, float("-inf"))
