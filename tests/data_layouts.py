@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -131,10 +132,10 @@ def write_core50(root: Path, sessions: tuple[int, ...] = (1, 3), frames: int = 2
     return names
 
 
-def write_core50_lists(root: Path, names: list[str], test_session: int) -> None:
+def write_core50_lists(root: Path, names: list[str], test_session: int, relabel: Callable[[int], int] = int) -> None:
     """The three official pickles: scenario ni, one run, one batch per session, the test batch last."""
     sessions = sorted({int(name.split("/")[0][1:]) for name in names}, key=lambda s: (s == test_session, s))
     lookup = [[i for i, name in enumerate(names) if name.startswith(f"s{s}/")] for s in sessions]
-    labels = [[int(names[i].split("/")[1][1:]) - 1 for i in batch] for batch in lookup]
+    labels = [[relabel(int(names[i].split("/")[1][1:]) - 1) for i in batch] for batch in lookup]
     for file, content in (("paths", names), ("LUP", {"ni": [lookup]}), ("labels", {"ni": [labels]})):
         (root / f"{file}.pkl").write_bytes(pickle.dumps(content, protocol=2))

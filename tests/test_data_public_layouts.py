@@ -119,6 +119,8 @@ def test_core50_lists_and_session_rule_give_the_same_set_where_they_agree(tmp_pa
     by_name = load("core50", root=tmp_path)
     write_core50_lists(tmp_path, sorted(names), test_session=3)
     assert load("core50", root=tmp_path).fingerprint == by_name.fingerprint
+    write_core50_lists(tmp_path, sorted(names), test_session=3, relabel=lambda label: 49 - label)
+    assert load("core50", root=tmp_path).fingerprint == by_name.fingerprint
 
 
 def test_core50_absent_or_damaged_is_explained(tmp_path: Path) -> None:
@@ -135,6 +137,12 @@ def test_core50_absent_or_damaged_is_explained(tmp_path: Path) -> None:
     write_core50_lists(tmp_path, names, test_session=3)
     (tmp_path / "LUP.pkl").write_bytes(pickle.dumps({"ni": [[[0, 1], [10**9]]]}))
     with pytest.raises(DamagedFileError, match="do not fit together"):
+        load("core50", root=tmp_path)
+    write_core50_lists(tmp_path, names, test_session=3, relabel=lambda label: label // 2)
+    with pytest.raises(DamagedFileError, match="each object a label of its own"):
+        load("core50", root=tmp_path)
+    write_core50_lists(tmp_path, [*names, names[0]], test_session=3)
+    with pytest.raises(DamagedFileError, match="lists a frame twice"):
         load("core50", root=tmp_path)
     (tmp_path / "LUP.pkl").write_bytes(b"cos\nsystem\n(Vfalse\ntR.")
     with pytest.raises(UnsafePickleError, match=r"LUP\.pkl: the pickle asks for os\.system"):

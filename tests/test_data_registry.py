@@ -36,3 +36,24 @@ def test_importing_the_registry_imports_no_decoder_and_no_fonts() -> None:
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.split() == []
     assert set(DATASETS) == {"glyphs", "cifar100", "mini_imagenet", "core50", "folder"}
+
+
+OWN = """
+import numpy as np
+from nocl.data import Dataset, ImageSet
+
+def squares(*, root, seed=0):
+    images = np.random.default_rng(seed).integers(0, 256, (20, 3, 4, 4), dtype=np.uint8)
+    whole = ImageSet.of(images, np.arange(20) % 2)
+    return Dataset(str(root), whole.subset(np.arange(15)), whole.subset(np.arange(15, 20)), ("a", "b"), {"seed": seed})
+"""
+
+
+def test_a_function_of_ones_own_is_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_squares.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    dataset = load("own_squares:squares", root=tmp_path, seed=3)
+    assert dataset.name == str(tmp_path)
+    assert dataset.options == {"seed": 3}
+    with pytest.raises(ValueError, match="option of data set own_squares:squares 'sed'; did you mean 'seed'"):
+        load("own_squares:squares", sed=3)

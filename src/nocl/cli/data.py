@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from nocl.batch import JSON
+from nocl.cli.show import shown_progress
 from nocl.data import DATASETS, about, default_root, load
 from nocl.data.download import get as fetch
 from nocl.data.summary import summary
+from nocl.job import parse_settings
 
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -34,7 +36,8 @@ def list_() -> None:
 def get(name: Annotated[str, typer.Argument(help="A name from `nocl data list`.")], root: Root = None) -> None:
     """Fetch a data set, check it and unpack it; go on with a broken download."""
     place = root or default_root()
-    written = fetch(name, place)
+    with shown_progress():
+        written = fetch(name, place)
     typer.echo("\n".join(f"wrote {path}" for path in written) or f"{name} is already in {place}")
 
 
@@ -44,14 +47,15 @@ def check(
     root: Root = None,
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels, for sets that are resized.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that are not images.")] = False,
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="Any other option, as key=value.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Load a data set and print its counts, shapes, images per class and content hash."""
-    options = dict(_parsed(text) for text in option or [])
+    options = parse_settings(data or [])
     options |= {"size": size} if size is not None else {}
     options |= {"skip_bad": True} if skip_bad else {}
-    found = summary(load(name, root=root, **options))
+    with shown_progress():
+        found = summary(load(name, root=root, **options))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
@@ -76,13 +80,3 @@ def _per_class(found: dict[str, JSON]) -> None:
     for label, name in enumerate(cast("list[str]", found["class_names"])):
         table.add_row(str(label), name, str(train[label]), str(test[label]))
     Console().print(table)
-
-
-def _parsed(text: str) -> tuple[str, JSON]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise typer.BadParameter(f"write key=value, not {text!r}", param_hint="--option")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value

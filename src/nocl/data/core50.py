@@ -2,7 +2,9 @@
 
 Read from ``root/core50_128x128/s<session>/o<object>/C_<ss>_<oo>_<fff>.png``. Recording sessions 3, 7 and 10
 are the test set, as its authors set it. Where their ``paths.pkl``, ``LUP.pkl`` and ``labels.pkl`` lie beside
-(or in) that folder, split and labels come from those (scenario ``ni``, run 0, which has every frame once).
+(or in) that folder, frames and split come from those (scenario ``ni``, run 0, which has every frame once). Classes
+are numbered by object either way: ``labels.pkl`` numbers them anew in some scenarios and runs, so it is only checked
+to tell the same objects apart.
 """
 
 import re
@@ -61,7 +63,7 @@ def _by_name(folder: Path) -> list[_Frame]:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.glob("s*/o*/*.png"))
     if not names:
         raise MissingDataError(f"{folder}: no frames; expected s1..s11/o1..o50/C_ss_oo_fff.png")
-    return _numbered([(name, None, None) for name in names], folder)
+    return _numbered([(name, None) for name in names], folder)
 
 
 def _by_official_lists(folder: Path, beside: Path) -> list[_Frame]:
@@ -80,7 +82,12 @@ def _by_official_lists(folder: Path, beside: Path) -> list[_Frame]:
             f"{beside}: {', '.join(_OFFICIAL)} do not fit together ({error!r}); get all three again, or move "
             "them away to split by recording session"
         ) from error
-    frames = _numbered(entries, folder)
+    if len({name for name, _, _ in entries}) != len(entries):
+        raise DamagedFileError(f"{beside}: LUP.pkl lists a frame twice; get the three lists again")
+    frames = _numbered([(name, is_test) for name, _, is_test in entries], folder)
+    pairs = {(frame.label, label) for frame, (_, label, _) in zip(frames, entries, strict=True)}
+    if not len(pairs) == len({thing for thing, _ in pairs}) == len({label for _, label in pairs}):
+        raise DamagedFileError(f"{beside}: labels.pkl does not give each object a label of its own; get it again")
     absent = [frame.name for frame in frames if not (folder / frame.name).is_file()]
     if absent:
         raise MissingDataError(f"{folder}: {len(absent)} of {len(frames)} listed frames absent; first: {absent[0]}")
@@ -92,18 +99,16 @@ def _run(content: Any) -> Sequence[Sequence[int]]:
     return batches
 
 
-def _numbered(entries: Sequence[tuple[str, int | None, bool | None]], folder: Path) -> list[_Frame]:
-    """Frames with what their names say, where no list says it."""
+def _numbered(entries: Sequence[tuple[str, bool | None]], folder: Path) -> list[_Frame]:
+    """Frames with what their names say; recording sessions decide the split where no list does."""
     frames = []
-    for name, label, is_test in entries:
+    for name, is_test in entries:
         match = _FRAME.fullmatch(name)
         if match is None:
             raise DamagedFileError(f"{folder / name}: CORe50 frames are named s<s>/o<o>/C_ss_oo_fff.png")
         session, thing, named_session, named_thing, number = (int(group) for group in match.groups())
         if (session, thing) != (named_session, named_thing) or not 1 <= thing <= 50:
             raise DamagedFileError(f"{folder / name}: session and object must agree with the folders; 50 objects")
-        if label is not None and label != thing - 1:
-            raise DamagedFileError(f"{name}: labels.pkl says {label}, its folder says {thing - 1}; get the lists again")
         test = session in TEST_SESSIONS if is_test is None else is_test
         frames.append(_Frame(name, thing - 1, number, test))
     return frames

@@ -88,9 +88,9 @@ class _TypeCode:
 class _Array(np.ndarray[Any, Any]):
     """An array on its way: empty until the pickle gives it shape, type and content."""
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:  # type: ignore[override]
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         shape, kind, is_fortran, raw = state[-4:]
-        super().__setstate__((1, shape, kind.dtype, bool(is_fortran), _bytes(raw)))  # type: ignore[misc]
+        super().__setstate__((1, shape, kind.dtype, bool(is_fortran), _bytes(raw)))  # type: ignore[arg-type]
 
 
 def _start_array(kind: object, *_: Any) -> _Array:
@@ -117,11 +117,11 @@ def _latin1(text: str, encoding: str) -> bytes:
     return _bytes(text)
 
 
-def _bytes(raw: bytes | bytearray | str) -> bytes | bytearray:
+def _bytes(raw: bytes | bytearray | str) -> bytes:
     """Bytes that Python 2 stored as text, or bytes; a list, as arrays of objects have, is refused."""
     if not isinstance(raw, bytes | bytearray | str):
         raise UnsafePickleError(f"the pickle has an array made of {type(raw).__name__}; only numbers are read")
-    return raw.encode("latin1") if isinstance(raw, str) else raw
+    return raw.encode("latin1") if isinstance(raw, str) else bytes(raw)
 
 
 def _not_called(*_: Any) -> None:
