@@ -61,7 +61,7 @@ def about(name: str) -> str:
     """The first line of what a data set's module says about itself."""
     loader = by_name(name, DATASETS, "data set")
     owner = importlib.import_module(f"nocl.data.{loader.name}") if isinstance(loader, _Lazy) else loader
-    return (inspect.getdoc(owner) or name).splitlines()[0].rstrip(".")
+    return (inspect.getdoc(owner) or name).splitlines()[0].rstrip(".").replace("``", "")
 
 
 def default_root() -> Path:
