@@ -23,9 +23,9 @@ def shown_progress() -> Iterator[None]:
             yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
-        with reporting(Bar(progress)):
-            yield
+    progress = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    with progress, reporting(Bar(progress)):
+        yield
 
 
 class Bar:

@@ -1,0 +1,171 @@
+"""The protocol: a killed run ends as an uninterrupted one does; base networks are cached and never mixed up."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from nocl.batch import Batch
+from nocl.checks import QUICK
+from nocl.job import Job
+from nocl.learner import Learner
+from nocl.methods import make
+from nocl.pretrain import WrongBaseError
+from nocl.results import RunResult
+from nocl.run import RESULT, STATE, ResumeError, run
+from nocl.stream import Stream
+
+from .test_stream import class_incremental, small
+
+TIMES = ("seconds", "test_seconds", "peak_memory", "environment")
+
+
+def stream() -> Stream:
+    return class_incremental(small(10, per_class=6), partition="60+20x2", base_batch_size=12)
+
+
+def learner(method: str = "finetune", **params: object) -> Learner:
+    return make(method, **{**QUICK, "recipe": {"epochs": 2, "compile": False}, **params})  # type: ignore[arg-type]
+
+
+def measured(result: RunResult) -> dict[str, object]:
+    return {name: value for name, value in result.to_json().items() if name not in TIMES}
+
+
+class Killed(Exception):
+    pass
+
+
+def test_interrupted_run_ends_with_the_same_result(tmp_path: Path) -> None:
+    whole = run(learner(), stream())
+
+    def die_after_session_one(result: RunResult) -> None:
+        if len(result.accuracy) == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(learner(), stream(), folder=tmp_path, on_session=die_after_session_one)
+    partial = RunResult.load(tmp_path / RESULT)
+    assert not partial.finished
+    assert len(partial.accuracy) == 2
+    assert measured(run(learner(), stream(), folder=tmp_path)) == measured(whole)
+
+
+def test_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    first = run(learner("ncm"), stream(), folder=tmp_path)
+    again = run(learner("ncm"), stream(), folder=tmp_path)
+    assert again == first  # times included: nothing was measured anew
+
+
+def test_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    run(learner("ncm"), stream(), folder=tmp_path)
+    with pytest.raises(ResumeError, match="another run"):
+        run(learner("ncm", power=0.3), stream(), folder=tmp_path)
+
+
+def test_base_network_is_trained_once_and_shared(tmp_path: Path) -> None:
+    first, second = learner("ncm"), learner("finetune")
+    run(first, stream(), cache=tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(before) == 1
+    base = stream().base
+    second.fit_base(base, workdir=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert torch.equal(first.network.conv1.weight, second.network.conv1.weight)
+    run(learner("ncm", seed=1), stream(), cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_base_network_under_a_wrong_name_is_refused(tmp_path: Path) -> None:
+    run(learner("ncm"), stream(), cache=tmp_path)
+    (right,) = tmp_path.iterdir()
+    run(learner("ncm", seed=1), stream(), cache=tmp_path)
+    (wrong,) = set(tmp_path.iterdir()) - {right}
+    right.rename(wrong)
+    with pytest.raises(WrongBaseError, match="other settings"):
+        run(learner("ncm", seed=1), stream(), cache=tmp_path)
+
+
+def test_weights_trained_on_later_classes_are_refused(tmp_path: Path) -> None:
+    run(learner("ncm"), stream(), cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    fine = run(learner("ncm", weights=str(path)), stream())
+    assert fine.base["weights"] == path.name
+    with pytest.raises(WrongBaseError, match="brings later"):
+        run(
+            learner("ncm", weights=str(path)),
+            class_incremental(small(10, per_class=6), partition="60+20x2", order_seed=4),
+        )
+
+
+def test_base_training_killed_and_continued_gives_the_same_bits(tmp_path: Path) -> None:
+    epochs = {"recipe": {"epochs": 3, "schedule": "onecycle", "augment": "crop_flip", "compile": False}}
+    whole = learner("ncm", **epochs).fit_base(stream().base)
+
+    class Stops(Exception):
+        pass
+
+    class Base:
+        """The base session, broken off in its third epoch."""
+
+        def __init__(self) -> None:
+            self.inner = stream().base
+            self.classes = self.inner.classes
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return iter(self.inner)
+
+        def epoch(self, index: int):  # type: ignore[no-untyped-def]
+            if index == 2:
+                raise Stops
+            return self.inner.epoch(index)
+
+        def describe(self):  # type: ignore[no-untyped-def]
+            return self.inner.describe()
+
+    with pytest.raises(Stops):
+        learner("ncm", **epochs).fit_base(Base(), workdir=tmp_path)
+    assert [path.name.endswith(".partial.safetensors") for path in tmp_path.iterdir()] == [True]
+    continued = learner("ncm", **epochs).fit_base(stream().base, workdir=tmp_path)
+    for name, tensor in whole.network.state_dict().items():
+        assert torch.equal(tensor, continued.network.state_dict()[name]), name
+    assert continued.log_ == whole.log_
+
+
+def test_killed_process_loses_no_finished_session(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nocl", "run", "ncm", "--partition", "60+4x10", "--epochs", "1"]
+    command += ["--set", "backbone=tiny_resnet18", "--set", "recipe.compile=false", "--out", str(tmp_path)]
+    command += ["--data", "train_per_class=4", "--data", "test_per_class=2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob(f"ncm*/{STATE}")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    (folder,) = tmp_path.glob("ncm*")
+    assert (folder / STATE).exists()
+    resumed = subprocess.run(
+        [sys.executable, "-m", "nocl", "run", "--resume", str(folder)], capture_output=True, text=True, env=os.environ
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    result = RunResult.load(folder / RESULT)
+    job = Job.load(folder)
+    images = job.stream()
+    assert measured(result) == measured(run(job.learner(images.image_size), images))
+    assert (folder / "report.html").exists()
+
+
+def test_every_batch_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Batch] = []
+    counted = learner("ncm")
+    observe = counted.observe
+    monkeypatch.setattr(counted, "observe", lambda x, y: (seen.append(Batch(x, y)), observe(x, y)))
+    run(counted, stream())
+    assert sum(len(y) for _, y in seen) == 4 * 6
