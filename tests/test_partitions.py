@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_layouts import (
@@ -21,6 +21,7 @@ from nocl.checks import check_stream
 from nocl.data import Dataset, ImageSet, load
 from nocl.stream import PARTITIONS, PartitionError, class_incremental, parse_partition
 
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
 PAPER = {
     "60+4x10": (60, 4, 10),
     "40+6x10": (40, 6, 10),
@@ -51,6 +52,7 @@ def partitions(draw: st.DrawFn) -> tuple[int, int, int]:
     return 100 - each * sessions, each, sessions
 
 
+@UNTIMED
 @given(partitions(), st.integers(1, 12))
 def test_sizes_are_the_percentages_of_every_multiple_of_a_hundred(parts: tuple[int, int, int], times: int) -> None:
     base, each, sessions = parts
@@ -59,6 +61,7 @@ def test_sizes_are_the_percentages_of_every_multiple_of_a_hundred(parts: tuple[i
     assert sum(sizes) == 100 * times
 
 
+@UNTIMED
 @given(partitions(), st.integers(2, 400))
 def test_sizes_add_up_or_the_partition_is_refused(parts: tuple[int, int, int], n_classes: int) -> None:
     base, each, sessions = parts
@@ -73,6 +76,7 @@ def test_sizes_add_up_or_the_partition_is_refused(parts: tuple[int, int, int], n
         assert [size * 100 for size in sizes] == [base * n_classes] + [each * n_classes] * sessions
 
 
+@UNTIMED
 @given(st.integers(0, 120), st.integers(0, 120), st.integers(0, 120))
 def test_what_does_not_add_up_to_a_hundred_is_refused(base: int, each: int, sessions: int) -> None:
     whole = base + each * sessions == 100 and min(base, each, sessions) >= 1
@@ -83,6 +87,7 @@ def test_what_does_not_add_up_to_a_hundred_is_refused(base: int, each: int, sess
             parse_partition(f"{base}+{each}x{sessions}", 100)
 
 
+@UNTIMED
 @given(st.text(alphabet="0123456789+x-. ", max_size=9))
 def test_any_text_gives_sizes_or_a_partition_error(text: str) -> None:
     message = ""
@@ -93,6 +98,7 @@ def test_any_text_gives_sizes_or_a_partition_error(text: str) -> None:
     assert repr(text) in message or sum(sizes) == 100
 
 
+@UNTIMED
 @given(st.sampled_from(PARTITIONS), st.sampled_from([50, 100, 200]), st.integers(0, 2**31))
 def test_blocks_are_every_class_once_in_the_order_of_the_seed(partition: str, n_classes: int, seed: int) -> None:
     data = blank(n_classes)

@@ -37,8 +37,8 @@ class BadImagesError(ValueError):
         self.reasons = reasons
         lines = "\n".join(f"  {path}: {reason}" for path, reason in sorted(reasons.items()))
         super().__init__(
-            f"{len(reasons)} files are not images that can be read; remove or mend them, "
-            f"or leave them out with skip_bad (--skip-bad):\n{lines}"
+            f"{len(reasons)} files are not images that can be read; remove or mend them, or, in a folder of your own "
+            f"images, leave them out with skip_bad (--skip-bad):\n{lines}"
         )
 
 
