@@ -13,6 +13,7 @@ from nocl.methods.mir import MIR
 from nocl.methods.ncm import NCM
 from nocl.methods.ocm import OCM
 from nocl.methods.ranpac import RanPAC
+from nocl.methods.rda import RDA
 from nocl.methods.scr import SCR
 from nocl.methods.slda import SLDA
 
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Learner]] = {
     "ncm": NCM,
     "ocm": OCM,
     "ranpac": RanPAC,
+    "rda": RDA,
     "scr": SCR,
     "slda": SLDA,
 }

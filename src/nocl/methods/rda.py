@@ -1,0 +1,224 @@
+"""RDA: streaming regularised discriminant analysis on features of several depths.
+
+Friedman, "Regularized Discriminant Analysis" (JASA 1989), as a stream: each class is a Gaussian, its covariance is
+shrunk towards the one all classes share, and an image goes to the class at the smallest Mahalanobis distance. All of
+it follows from counts, means and scatter matrices, so it is exact in one pass, needs no second look, no image and no
+gradient, and does not depend on the order of images, classes or batches.
+
+    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.5
+    S_c = scatter of class c / (n_c - 1),   S = sum of all scatters / (N - K)       the shared covariance
+    Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
+    score of c = - (z - mu_c)^T Sigma_c^-1 (z - mu_c)  [- log det Sigma_c]
+
+``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
+the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
+posterior. The number goes with d, because the images needed to know a covariance do.)
+
+``mean_noise`` lets the score know that a mean of n images is itself off by Sigma_c / n, which matters for classes of a
+few images: the distance is divided by 1 + 1/n and d log(1 + 1/n) is added to it, the log-density of a new image.
+
+``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that the base classes did not
+need and novel ones may. ``flip`` scores each image and its mirror image and adds up: one more forward pass at test,
+none while learning.
+
+``storage`` decides what is kept of each class beside count and mean: ``full``, its covariance as a packed float32
+triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (see
+:class:`~nocl.shapes.ClassShapes`; brought to that form at the end of a session, the only use made of the boundary);
+``shared``, nothing, so that all classes have the shared covariance (streaming LDA); ``mean``, nothing and no shared
+covariance either (nearest mean).
+
+``shortlist`` classes with the best shared-covariance scores, found by one matrix product, get their exact score; the
+others are put below them in the order of their shared scores. None scores every class exactly.
+
+Where we differ from Friedman: his second parameter shrinks to a multiple of I by a fraction, ours is a small constant
+ridge, since the shared covariance is well conditioned; his shrinkage weighs by total counts with one fraction for all
+classes, ours by one number of images, so that classes of 1 and of 500 images can live together; the log-determinant
+and the class priors are left out by default, because base classes, whose images trained the network, have smaller
+covariances than test images of theirs deserve.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from nocl import linalg
+from nocl.batch import JSON
+from nocl.learner import FrozenLearner
+from nocl.prototypes import ClassStats, check_features, tukey
+from nocl.shapes import ClassShapes
+
+STORAGES = ("full", "lowrank", "shared", "mean")
+_SAMPLES_AT_ONCE = 512  # bounds the memory of an update
+_MATRICES_AT_ONCE = 64  # and of factorising
+_TINY = 1e-6  # variance where none has been seen yet
+
+
+class RDA(FrozenLearner):
+    """Regularised discriminant analysis, exact in one pass."""
+
+    depends_on_batching: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        stages: Sequence[int] | None = (2, 3, 4),
+        power: float = 0.5,
+        prior: float = 3.0,
+        ridge: float = 0.001,
+        log_determinant: bool = False,
+        mean_noise: bool = False,
+        storage: Literal["full", "lowrank", "shared", "mean"] = "full",
+        rank: int = 24,
+        shortlist: int | None = 32,
+        flip: bool = False,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
+        )
+        _check(prior, ridge, storage, shortlist)
+        self.power, self.prior, self.ridge, self.log_determinant = power, prior, ridge, log_determinant
+        self.mean_noise = mean_noise
+        self.storage, self.rank, self.shortlist, self.flip = storage, rank, shortlist, flip
+        self.stats = ClassStats(self.feature_dim, "none" if storage == "mean" else "shared")
+        self.shapes = ClassShapes(self.feature_dim, rank if storage == "lowrank" else None)
+        self._rule: linalg.Cached[_Rule] = linalg.Cached()
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether each class has a covariance of its own."""
+        return self.storage in ("full", "lowrank")
+
+    def grow(self, n: int) -> None:
+        self.stats.grow(n)
+        if self.has_shapes:
+            self.shapes.grow(n)
+
+    def learn(self, z: Tensor, y: Tensor) -> None:
+        check_features(z, self.feature_dim)  # before anything changes
+        z, columns = tukey(z, self.power).to(self.stats.mean), self.columns(y)
+        for part, where in zip(z.split(_SAMPLES_AT_ONCE), columns.split(_SAMPLES_AT_ONCE)):
+            if self.has_shapes:
+                self.shapes.update(part, where, self.stats)
+            self.stats.update(part, where)
+
+    def merge(self, other: "RDA") -> None:
+        """Take in what another learner with the same network and parameters has learned elsewhere."""
+        columns = self.columns(other.classes_)
+        if self.has_shapes:
+            self.shapes.merge(other.shapes, columns, self.stats, other.stats)
+        self.stats.merge(other.stats, columns)
+
+    def finish_base(self) -> None:
+        self.end_session()
+
+    def end_session(self) -> None:
+        if self.storage == "lowrank" and len(self.stats):
+            self.shapes.compress(self.stats.count, self.shared_covariance())
+
+    @torch.no_grad()
+    def decision_function(self, x: Tensor) -> Tensor:
+        scores = super().decision_function(x)
+        return scores + super().decision_function(x.flip(-1)) if self.flip else scores
+
+    def score(self, z: Tensor) -> Tensor:
+        z = tukey(z, self.power)
+        state = (self.stats.mean, self.stats.count, self.shapes.row, self.shapes.triangle)
+        rule = self._rule.get(state, self._derive)
+        scores = rule.shared_scores(z)  # [B, K]
+        if self.has_shapes:
+            wanted = len(self.stats) if self.shortlist is None else min(self.shortlist, len(self.stats))
+            scores = self._exact_scores(z, scores, rule, wanted)
+        return scores.masked_fill(self.stats.count == 0, float("-inf"))
+
+    def shared_covariance(self) -> Tensor:
+        """The covariance within classes plus the ridge, float64 [d, d]."""
+        shared, ridge = self._within()
+        return shared + ridge
+
+    def class_covariances(self, columns: Tensor) -> Tensor:
+        """Sigma_c of these classes, float64 [C, d, d]."""
+        shared, ridge = self._within()
+        if not self.has_shapes:
+            return (shared + ridge).expand(len(columns), -1, -1)
+        freedom = (self.stats.count[columns] - 1).clamp_min(0).double()
+        own = self.shapes.scatter(columns, self.stats.count)
+        prior = self.prior * self.feature_dim
+        return (own + prior * shared) / (freedom + prior)[:, None, None] + ridge
+
+    def _within(self) -> tuple[Tensor, Tensor]:
+        """S and the ridge matrix, each float64 [d, d]."""
+        eye = torch.eye(self.feature_dim, dtype=torch.float64, device=self.stats.mean.device)
+        if self.storage == "mean":
+            return eye, torch.zeros_like(eye)
+        freedom = (self.stats.count.sum() - (self.stats.count > 0).sum()).clamp_min(1)
+        shared = self.stats.scatter / freedom
+        return shared, (self.ridge * shared.trace() / self.feature_dim).clamp_min(_TINY) * eye
+
+    def _derive(self) -> "_Rule":
+        root = linalg.inverse_root(self.shared_covariance(), "rda's shared covariance")
+        noise = 1 / self.stats.count.clamp_min(1) if self.mean_noise else torch.zeros_like(self.stats.count)
+        return _Rule(self.stats.mean, root, noise)
+
+    def _exact_scores(self, z: Tensor, shared: Tensor, rule: "_Rule", wanted: int) -> Tensor:
+        """Exact scores of the ``wanted`` best classes of each image; the others below them in their old order."""
+        best = shared.masked_fill(self.stats.count == 0, float("-inf")).topk(wanted).indices  # [B, wanted]
+        columns, order = best.flatten().sort(stable=True)
+        classes, counts = columns.unique_consecutive(return_counts=True)
+        self._factorise(rule, classes)
+        out = torch.full_like(shared, float("nan"))
+        for c, pairs in zip(classes.tolist(), order.split(counts.tolist())):
+            rows = pairs // wanted
+            root, log_determinant = rule.exact[c]
+            distance = ((z[rows] - rule.mean[c]) @ root.T).square().sum(1)
+            out[rows, c] = -distance * rule.scale[c] - rule.offset[c] - (log_determinant if self.log_determinant else 0)
+        if wanted == len(self.stats):
+            return out
+        left = out.isnan()
+        floor = out.masked_fill(left, float("inf")).amin(1, keepdim=True)
+        highest = shared.masked_fill(~left, float("-inf")).amax(1, keepdim=True)
+        return torch.where(left, floor + (shared - highest), out)
+
+    def _factorise(self, rule: "_Rule", classes: Tensor) -> None:
+        missing = [c for c in classes.tolist() if c not in rule.exact]
+        for part in torch.tensor(missing, device=classes.device, dtype=torch.int64).split(_MATRICES_AT_ONCE):
+            if not len(part):
+                continue
+            roots = linalg.inverse_root(self.class_covariances(part), "rda's class covariances")
+            sizes = -2 * torch.linalg.slogdet(roots).logabsdet if self.log_determinant else roots.new_zeros(len(part))
+            for c, root, size in zip(part.tolist(), roots.to(rule.mean), sizes.to(rule.mean)):
+                rule.exact[c] = (root, size)
+
+
+class _Rule:
+    """What scoring needs, derived from the statistics: float32 means and inverse roots, the classes' own on demand."""
+
+    def __init__(self, mean: Tensor, root: Tensor, noise: Tensor) -> None:
+        self.mean, self.root = mean.float(), root.float()
+        self.scale = 1 / (1 + noise.float())  # [K]
+        self.offset = mean.shape[1] * noise.float().log1p()  # [K]
+        self.anchors = (mean @ root.T).float()  # [K, d]
+        self.exact: dict[int, tuple[Tensor, Tensor]] = {}  # column: inverse root, log-determinant
+
+    def shared_scores(self, z: Tensor) -> Tensor:
+        """Scores under the shared covariance [B, K]."""
+        z = z @ self.root.T
+        distance = self.anchors.square().sum(1) - 2 * z @ self.anchors.T + z.square().sum(1, keepdim=True)
+        return -distance * self.scale - self.offset
+
+
+def _check(prior: float, ridge: float, storage: str, shortlist: int | None) -> None:
+    if not prior > 0:
+        raise ValueError(f"prior must be above 0 (images per feature value), not {prior}")
+    if not ridge >= 0:
+        raise ValueError(f"ridge must be 0 or more, not {ridge}")
+    if storage not in STORAGES:
+        raise ValueError(f"storage must be one of {', '.join(STORAGES)}, not {storage!r}")
+    if shortlist is not None and shortlist < 1:
+        raise ValueError(f"shortlist must be 1 or more, or None for all classes, not {shortlist}")
