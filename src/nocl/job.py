@@ -49,8 +49,11 @@ class Job:
         )
 
     def learner(self, image_size: int) -> Learner:
-        """The learner, for images of that size. What the user set stands over the preset."""
+        """The learner, for images of that size. What the user set stands over the preset, in the recipe too."""
         chosen = {**self._preset(), **self.params}
+        recipes = [part.get("recipe") for part in (self._preset(), self.params)]
+        if all(isinstance(recipe, dict) for recipe in recipes):
+            chosen["recipe"] = {**recipes[0], **recipes[1]}  # type: ignore[dict-item]
         return make(self.method, **{"image_size": image_size, "seed": self.seed, **chosen}).to(self.device)
 
     def name(self) -> str:

@@ -19,7 +19,7 @@ from nocl.run import run as run_protocol
 from nocl.stream import PARTITIONS
 
 run_app = typer.Typer()
-DEFAULT_METHOD = "ncm"
+DEFAULT_METHOD = "dsr"
 
 
 @run_app.command()

@@ -5,6 +5,7 @@ from nocl.learner import Learner, check_parameters
 from nocl.lookup import by_name
 from nocl.methods.acil import ACIL
 from nocl.methods.aser import ASER
+from nocl.methods.dsr import DSR
 from nocl.methods.dvc import DVC
 from nocl.methods.fecam import FeCAM
 from nocl.methods.finetune import Finetune
@@ -20,6 +21,7 @@ from nocl.methods.slda import SLDA
 METHODS: dict[str, type[Learner]] = {
     "acil": ACIL,
     "aser": ASER,
+    "dsr": DSR,
     "dvc": DVC,
     "fecam": FeCAM,
     "finetune": Finetune,

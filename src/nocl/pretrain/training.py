@@ -181,6 +181,7 @@ class _Training:
             log.info("base epoch %d/%d: loss %.4f", epoch + 1, self.epochs, losses[-1])
             if partial is not None and self.worker.writes:
                 self._store(partial, key, losses)
+        self.optimizer.zero_grad(set_to_none=True)
         self.network.eval()
         self.objective.eval()
         self.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
