@@ -12,11 +12,11 @@ from typing import BinaryIO
 import numpy as np
 import pytest
 
-from data_layouts import write_folder
 from nocl.data import ImageSet
 from nocl.data import cache as caching
 from nocl.data.cache import Stored, stored
 from nocl.data.decode import decode_files
+from tests.data_layouts import write_folder
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_layouts import write_cifar100
 from nocl.data import load
 from nocl.files import DamagedFileError
+from tests.data_layouts import write_cifar100
 
 
 @pytest.mark.parametrize("python2", [False, True])

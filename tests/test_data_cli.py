@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from data_layouts import write_cifar100, write_folder
 from nocl.cli import main
 from nocl.cli.data import data_app
 from nocl.data import DATASETS, load
+from tests.data_layouts import write_cifar100, write_folder
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_layouts import pixels
 from nocl.data import decode as decoding
 from nocl.data.decode import BadImageError, decode
+from tests.data_layouts import pixels
 
 
 def quarters() -> np.ndarray:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_layouts import write_cifar100
 from nocl.data import download, load
 from nocl.data.download import ARCHIVES, Archive, DownloadError, fetch, get
 from nocl.files import DamagedFileError
 from nocl.lookup import UnknownNameError
+from tests.data_layouts import write_cifar100
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
 

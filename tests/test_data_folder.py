@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_layouts import write_folder, write_image
 from nocl.data import Dataset, MissingDataError, load
 from nocl.data.decode import BadImagesError
+from tests.data_layouts import write_folder, write_image
 
 
 @pytest.fixture(autouse=True)

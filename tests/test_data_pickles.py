@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_layouts import python2_array, python2_dict
 from nocl.data.pickles import UnsafePickleError, read_pickle
 from nocl.files import DamagedFileError
+from tests.data_layouts import python2_array, python2_dict
 
 
 def write(path: Path, raw: bytes) -> Path:

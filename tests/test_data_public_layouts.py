@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_layouts import (
+from nocl.data import Dataset, ImageSet, MissingDataError, load
+from nocl.data.pickles import UnsafePickleError
+from nocl.files import DamagedFileError
+from tests.data_layouts import (
     MINI_LISTS,
     write_core50,
     write_core50_lists,
@@ -14,9 +17,6 @@ from data_layouts import (
     write_mini_lists,
     write_mini_pickles,
 )
-from nocl.data import Dataset, ImageSet, MissingDataError, load
-from nocl.data.pickles import UnsafePickleError
-from nocl.files import DamagedFileError
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_layouts import (
+from nocl.checks import check_stream
+from nocl.data import Dataset, ImageSet, load
+from nocl.stream import PARTITIONS, PartitionError, class_incremental, parse_partition
+from tests.data_layouts import (
     write_cifar100,
     write_core50,
     write_core50_lists,
@@ -17,9 +20,6 @@ from data_layouts import (
     write_mini_lists,
     write_mini_pickles,
 )
-from nocl.checks import check_stream
-from nocl.data import Dataset, ImageSet, load
-from nocl.stream import PARTITIONS, PartitionError, class_incremental, parse_partition
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 PAPER = {
