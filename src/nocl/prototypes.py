@@ -137,8 +137,8 @@ def tukey(z: Tensor, power: float, floor: float = 1e-6) -> Tensor:
 
     The floor keeps the gradient finite where a unit is dead; without one, such a unit stays exactly 0.
 
-    >>> tukey(torch.tensor([4.0, 0.0]), 0.5)
-    tensor([2.0000, 0.0010])
+    >>> tukey(torch.tensor([4.0, 9.0]), 0.5)
+    tensor([2.0000, 3.0000])
     """
     if power == 1:
         return z
