@@ -203,8 +203,11 @@ class FrozenLearner(Learner):
     """A method on a frozen backbone: everything after the features. ``observe(x, y)`` is ``learn(features(x), y)``.
 
     ``stages`` says which stages' pooled outputs make the feature (default: the last). Features may be cached and fed
-    to ``learn`` and ``score`` directly, with the same answer as through images.
+    to ``learn`` and ``score`` directly, with the same answer as through images. ``depends_on_batching`` is False for a
+    method that gives the same answer, up to rounding, however the stream is cut into batches.
     """
+
+    depends_on_batching: ClassVar[bool] = True
 
     def __init__(
         self,

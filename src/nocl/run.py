@@ -36,13 +36,15 @@ def run(
 ) -> RunResult:
     """Run the protocol.
 
+    A learner that comes with its base session behind it is not given it again.
     ``folder`` keeps the state and the result so far, and is where a run continues; ``cache`` keeps trained base
     networks; ``on_session`` is called with the result so far after each session.
     """
     result = _continue(learner, stream, folder)
     if result is None:
         start = perf_counter()
-        learner.fit_base(stream.base, workdir=cache)
+        if not int(learner.n_base_):
+            learner.fit_base(stream.base, workdir=cache)
         result = _record(None, learner, stream, perf_counter() - start)
         _keep(learner, result, folder, on_session)
     for session in stream:

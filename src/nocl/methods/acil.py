@@ -35,6 +35,7 @@ from nocl.seeding import generator
 class ACIL(FrozenLearner):
     """Analytic class-incremental learning."""
 
+    depends_on_batching: ClassVar[bool] = False
     check_params: ClassVar[dict[str, JSON]] = {"expansion": 64}
 
     def __init__(

@@ -23,7 +23,7 @@ inverse and a product of all test images with each other. ``mean_space="tukey"``
 prototype in place of g of the mean."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,8 @@ _VALUES_AT_ONCE = 1 << 24  # of a [rows, classes x d] product: 64 MB in float32
 
 class FeCAM(FrozenLearner):
     """Feature covariance-aware metric."""
+
+    depends_on_batching: ClassVar[bool] = False
 
     common_: Tensor  # float64 [d, d], the authors' shared covariance
     n_common_: Tensor  # int64 [], classes in it

@@ -15,7 +15,7 @@ size and order do not matter. A zero feature has cosine 0 with everything.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,6 +27,8 @@ from nocl.prototypes import ClassStats, tukey
 
 class NCM(FrozenLearner):
     """Nearest class mean."""
+
+    depends_on_batching: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ HELD_OUT = 5  # every fifth image of a class
 class RanPAC(FrozenLearner):
     """Random projections and pre-accumulated second-order statistics."""
 
+    depends_on_batching: ClassVar[bool] = False
     check_params: ClassVar[dict[str, JSON]] = {"expansion": 64}
 
     ridge_: Tensor  # float64 [], in use

@@ -23,7 +23,7 @@ where the code takes a float32 pseudo-inverse. Classes never seen cannot be pred
 features by Tukey's ladder first."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ from nocl.prototypes import ClassStats, tukey
 
 class SLDA(FrozenLearner):
     """Streaming linear discriminant analysis."""
+
+    depends_on_batching: ClassVar[bool] = False
 
     samples_: Tensor  # int64 [], t: the samples in the scatter
     fixed_: Tensor  # bool [], the covariance changes no more
