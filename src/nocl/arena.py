@@ -10,8 +10,8 @@ classes; see :func:`course`.
 """
 
 import copy
-import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,6 +27,7 @@ from nocl.batch import JSON, Batch
 from nocl.evaluate import row
 from nocl.features import FeatureData, tensors
 from nocl.files import digest
+from nocl.job import parse_settings
 from nocl.learner import FrozenLearner
 from nocl.methods import make
 from nocl.pretrain import Objective, Trained, WrongBaseError, load_weights
@@ -56,16 +57,7 @@ class Contender:
         Contender(method='ranpac', params={'expansion': 500, 'ridge': 0.1})
         """
         method, _, settings = text.partition("@")
-        params: dict[str, JSON] = {}
-        for setting in filter(None, settings.split(",")):
-            name, equals, value = setting.partition("=")
-            if not equals:
-                raise ValueError(f"{text!r}: write METHOD@name=value,name=value; {setting!r} has no '='")
-            try:
-                params[name] = json.loads(value)
-            except json.JSONDecodeError:
-                params[name] = value
-        return cls(method, params)
+        return cls(method, parse_settings(re.split(r",(?=[\w.]+=)", settings) if settings else []))
 
 
 @dataclass(frozen=True)

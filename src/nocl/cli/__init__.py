@@ -8,6 +8,7 @@ from types import FrameType
 
 import typer
 
+from nocl.cli.compare import compare_app
 from nocl.cli.data import data_app
 from nocl.cli.run import run_app
 from nocl.version import __version__
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(run_app)
+app.add_typer(compare_app)
 app.add_typer(data_app, name="data")
 
 

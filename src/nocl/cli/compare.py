@@ -9,6 +9,7 @@ import typer
 
 from nocl.arena import Contender, Contest, compare, course
 from nocl.batch import JSON
+from nocl.cli.show import shown_progress
 from nocl.data import load
 from nocl.features import extract, trained_classes
 from nocl.files import write_atomically, write_json
@@ -56,8 +57,9 @@ def compare_command(
         found = extract(data, backbone_from, cache=place, backbone=backbone, stages=stages)
         return Contest(found, backbone_from, backbone, seed, exact_batches)
 
-    results = compare(contenders, contest, courses, out / "runs")
-    bound = _bound(contest(), out / "runs" / "joint-linear-probe.json") if probe else None
+    with shown_progress():
+        results = compare(contenders, contest, courses, out / "runs")
+        bound = _bound(contest(), out / "runs" / "joint-linear-probe.json") if probe else None
     table = arena_table(results, bound)
     write_atomically(out / "table.md", lambda file: file.write(table.encode()))
     about: dict[str, JSON] = {
