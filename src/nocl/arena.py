@@ -162,10 +162,7 @@ class Contest:
 
     def learner(self, contender: Contender) -> FrozenLearner:
         """A learner that takes features for images and this contest's network for its own."""
-        params: dict[str, JSON] = {"seed": self.seed, "backbone": self.backbone, "image_size": self.data.image_size}
-        learner = make(contender.method, **(params | contender.params))
-        if not isinstance(learner, FrozenLearner) or learner.uses_head:
-            raise TypeError(f"{contender.method} trains more than what follows the features; use `nocl run`")
+        learner = _frozen(contender, self.backbone, self.data.image_size, self.seed)
         if learner.feature_dim != self.data.feature_dim:
             raise ValueError(
                 f"{contender.method} wants {learner.feature_dim} features, these are {self.data.feature_dim}: "
@@ -258,6 +255,21 @@ def compare(
         contest.runs(contender, missing, keep)
         results += [RunResult.load(kept[each]) for each in courses]
     return results
+
+
+def stages_of(contender: Contender, backbone: str, image_size: int) -> tuple[int, ...] | None:
+    """The stages whose features a contender takes."""
+    return _frozen(contender, backbone, image_size, 0).stages
+
+
+def _frozen(contender: Contender, backbone: str, image_size: int, seed: int) -> FrozenLearner:
+    params: dict[str, JSON] = {"seed": seed, "backbone": backbone, "image_size": image_size}
+    learner = make(contender.method, **(params | contender.params))
+    if not isinstance(learner, FrozenLearner) or learner.uses_head:
+        raise TypeError(f"{contender.method} trains more than what follows the features; use `nocl run`")
+    if getattr(learner, "flip", False):
+        raise ValueError(f"{contender.method} with flip looks at images, not features alone; use `nocl run`")
+    return learner
 
 
 def _as_they_are(self: FrozenLearner, x: Tensor) -> Tensor:

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import platformdirs
 import typer
 
-from nocl.arena import Contender, Contest, compare, course
+from nocl.arena import Contender, Contest, compare, course, stages_of
 from nocl.batch import JSON
 from nocl.cli.show import shown_progress
 from nocl.data import load
@@ -53,7 +53,7 @@ def compare_command(
     place = cache or platformdirs.user_cache_path("nocl") / "features"
 
     def contest(contender: Contender | None = None) -> Contest:
-        stages = None if contender is None else _stages(contender)
+        stages = None if contender is None else stages_of(contender, backbone, data.image_size)
         found = extract(data, backbone_from, cache=place, backbone=backbone, stages=stages)
         return Contest(found, backbone_from, backbone, seed, exact_batches)
 
@@ -69,10 +69,6 @@ def compare_command(
     write_json(out / "numbers.json", {**about, "rows": arena_numbers(results, bound)})
     typer.echo(table)
     typer.echo(f"{out / 'table.md'}\n{out / 'numbers.json'}")
-
-
-def _stages(contender: Contender) -> list[int] | None:
-    return cast("list[int] | None", contender.params.get("stages"))
 
 
 def _bound(contest: Contest, path: Path) -> RunResult:

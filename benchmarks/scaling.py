@@ -1,0 +1,179 @@
+"""Cost and state as classes grow: seconds an image and bytes a class of every method on frozen features.
+
+Synthetic features, d = 160 and 640, classes 100 -> 1,000 -> 10,000. Each method first meets all classes with two
+features each, then is timed on batches of ten (learning) and of a hundred (prediction, after whatever it solves
+once). A method whose state would not fit the memory given is not run; its bytes are those of its formula, checked
+against the measured ones at 100 classes. Writes scaling.json, scaling.md and scaling.svg.
+
+    python benchmarks/scaling.py --out benchmarks/results/scaling
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from nocl.batch import JSON
+from nocl.files import write_atomically, write_json
+from nocl.learner import FrozenLearner
+from nocl.methods import METHODS
+from nocl.report.tables import duration, markdown_table, size
+from nocl.results import environment
+from nocl.seeding import generator
+
+# bytes of statistics by the specifications: what may grow with the classes K and how
+BYTES: dict[str, Callable[[int, int], int]] = {
+    "ncm": lambda k, d: k * (8 * d + 8),
+    "slda": lambda k, d: k * (8 * d + 8) + 8 * d * d,
+    "fecam full": lambda k, d: k * (8 * d * d + 16 * d + 16),
+    "fecam diagonal": lambda k, d: k * (24 * d + 16),
+    "fecam shared": lambda k, d: k * (16 * d + 16) + 8 * d * d,
+    "ranpac": lambda k, d: k * (8 * 2000 + 8) + 8 * 2000**2,
+    "acil": lambda k, d: k * (8 * 2048 + 8) + 8 * 2048**2,
+}
+SETTINGS: dict[str, dict[str, JSON]] = {
+    "fecam full": {"covariance": "full"},
+    "fecam diagonal": {"covariance": "diagonal"},
+    "fecam shared": {"covariance": "shared"},
+}
+
+
+class FirstPixels(nn.Module):
+    """A network whose feature is the first d pixels: only its length matters here."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.d = d
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, : self.d]
+
+
+def features160() -> FirstPixels:
+    return FirstPixels(160)
+
+
+def features640() -> FirstPixels:
+    return FirstPixels(640)
+
+
+def measure(name: str, n_classes: int, d: int) -> dict[str, JSON]:
+    """Time and state of one method with so many classes."""
+    params = SETTINGS.get(name, {})
+    cls = METHODS[name.split()[0]]
+    learner = cls(backbone=f"scaling:features{d}", **params)  # type: ignore[arg-type]
+    assert isinstance(learner, FrozenLearner)
+    draw = generator(n_classes, d)
+    learner.meet(range(n_classes))
+    for labels in torch.arange(n_classes).repeat(2).split(1000):
+        learner.learn(torch.rand(len(labels), d, generator=draw), labels)
+    batches = [(torch.rand(10, d, generator=draw), torch.randint(n_classes, (10,), generator=draw)) for _ in range(10)]
+    learner.learn(*batches[0])
+    start = perf_counter()
+    for z, y in batches:
+        learner.learn(z, y)
+    learned = (perf_counter() - start) / 100
+    queries = torch.rand(100, d, generator=draw)
+    with torch.no_grad():
+        start = perf_counter()
+        learner.score(queries[:1])
+        solved = perf_counter() - start
+        start = perf_counter()
+        learner.score(queries)
+        predicted = (perf_counter() - start) / 100
+    found = {"learn_seconds": learned, "solve_seconds": solved, "predict_seconds": predicted}
+    return {**found, "statistics_bytes": learner.state_bytes()["statistics"]}
+
+
+def rows_of(sizes: list[int], dims: list[int], limit: int) -> list[dict[str, JSON]]:
+    """Every method at every size; state over the limit is stated, not built."""
+    rows: list[dict[str, JSON]] = []
+    for name, by_formula in BYTES.items():
+        for d in dims:
+            for k in sizes:
+                row: dict[str, JSON] = {"method": name, "d": d, "classes": k, "formula_bytes": by_formula(k, d)}
+                if 2.5 * by_formula(k, d) <= limit:  # growing and factorising need a second copy
+                    row |= measure(name, k, d)
+                    _check_bytes(row)
+                rows.append(row)
+                print({key: row.get(key) for key in ("method", "d", "classes", "learn_seconds")}, flush=True)
+    return rows
+
+
+def _check_bytes(row: dict[str, JSON]) -> None:
+    """The state must be what the formula says, up to the few bytes of labels and counters."""
+    measured, formula, classes = row["statistics_bytes"], row["formula_bytes"], row["classes"]
+    assert isinstance(measured, int)
+    assert isinstance(formula, int)
+    assert isinstance(classes, int)
+    if not 0 <= measured - formula <= 8 * classes + 10_000:
+        raise AssertionError(f"{row['method']} keeps {measured} bytes, by its specification {formula}")
+
+
+def table(rows: list[dict[str, JSON]]) -> str:
+    """One line a method and size."""
+
+    def seconds(row: dict[str, JSON], name: str) -> str:
+        value = row.get(name)
+        return duration(value) if isinstance(value, float) else "not run"
+
+    header = ["Method", "d", "Classes", "State", "Bytes a class", "Learn an image", "Solve", "Predict an image"]
+    body = []
+    for row in rows:
+        total = row.get("statistics_bytes", row["formula_bytes"])
+        assert isinstance(total, int)
+        assert isinstance(row["classes"], int)
+        cells = [str(row["method"]), str(row["d"]), f"{row['classes']:,}", size(total), size(total / row["classes"])]
+        cells += [seconds(row, f"{name}_seconds") for name in ("learn", "solve", "predict")]
+        body.append(cells)
+    return markdown_table(header, body)
+
+
+def plot(rows: list[dict[str, JSON]], path: Path) -> None:
+    """Four panels: learning, prediction, bytes at d = 160 and 640."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "nocl"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(11, 6), sharex=True)
+    titles = {
+        "learn_seconds": "learn an image, s",
+        "predict_seconds": "predict an image, s",
+        "statistics_bytes": "state, bytes",
+    }
+    for line, d in zip(axes, sorted({int(str(row["d"])) for row in rows})):
+        for axis, (key, title) in zip(line, titles.items()):
+            for name in BYTES:
+                some = [row for row in rows if row["method"] == name and row["d"] == d and key in row]
+                axis.loglog([row["classes"] for row in some], [row[key] for row in some], marker="o", label=name)
+            axis.set_title(f"{title} (d = {d})", fontsize=9)
+            axis.grid(alpha=0.3)
+    for axis in axes[-1]:
+        axis.set_xlabel("classes")
+    axes[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    write_atomically(path, lambda file: figure.savefig(file, format="svg", metadata={"Date": None}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--dims", type=int, nargs="+", default=[160, 640], choices=[160, 640])
+    parser.add_argument("--memory", type=float, default=6.0, help="gigabytes a method may take")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scaling"))
+    arguments = parser.parse_args()
+    rows = rows_of(arguments.classes, arguments.dims, int(arguments.memory * 1e9))
+    write_json(arguments.out / "scaling.json", {"environment": environment(), "rows": list(rows)})
+    text = table(rows)
+    write_atomically(arguments.out / "scaling.md", lambda file: file.write(text.encode()))
+    plot(rows, arguments.out / "scaling.svg")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
