@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from feature_nets import blobs
 from nocl import nets
-from nocl.arena import Contender, Contest, compare, course, feature_stream
+from nocl.arena import Contender, Contest, compare, course, feature_stream, stages_of
 from nocl.checks import easy_images
 from nocl.cli import app
 from nocl.data import Dataset, ImageSet
@@ -60,6 +60,16 @@ def features(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Feat
 
 def _contest(features: FeatureData, checkpoint: Path, **more: bool) -> Contest:
     return Contest(features, checkpoint, backbone="tiny_resnet18", **more)
+
+
+def _own_features(name: str, features: FeatureData, checkpoint: Path, cache: Path) -> FeatureData:
+    """Features of the stages a method takes, if not the usual ones."""
+    stages = stages_of(_contender(name), "tiny_resnet18", 32)
+    return (
+        features
+        if stages is None
+        else extract(tiny(), checkpoint, cache=cache, backbone="tiny_resnet18", stages=stages)
+    )
 
 
 def _contender(name: str) -> Contender:
@@ -138,8 +148,10 @@ def test_contender_is_read_with_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", BATCH_FREE)
-def test_arena_gives_the_result_of_a_run_through_images(name: str, features: FeatureData, checkpoint: Path) -> None:
-    contender = _contender(name)
+def test_arena_gives_the_result_of_a_run_through_images(
+    name: str, features: FeatureData, checkpoint: Path, tmp_path: Path
+) -> None:
+    contender, features = _contender(name), _own_features(name, features, checkpoint, tmp_path)
     learner = make(name, backbone="tiny_resnet18", weights=str(checkpoint), **contender.params)
     through_images = run(learner, class_incremental(tiny(), partition=PARTITION))
     courses = [course(PARTITION, 10, 0, ORDER[:6])]
@@ -150,21 +162,22 @@ def test_arena_gives_the_result_of_a_run_through_images(name: str, features: Fea
 
 
 @pytest.mark.parametrize("name", BATCH_FREE)
-def test_answers_do_not_depend_on_the_cut_into_batches(name: str, features: FeatureData, checkpoint: Path) -> None:
+def test_answers_do_not_depend_on_the_cut_into_batches(
+    name: str, features: FeatureData, checkpoint: Path, tmp_path: Path
+) -> None:
+    features = _own_features(name, features, checkpoint, tmp_path)
     contest, scores = _contest(features, checkpoint), []
     each = course(PARTITION, 10, 1, ORDER[:6])
     fitted = contest.learner(_contender(name)).fit_base(feature_stream(features, each, 100).base)
     for rows in (1, 10, 500):
         learner = copy.deepcopy(fitted)
-        order = []
         for session in feature_stream(features, each, rows):
             for z, y in session:
-                order += y.tolist()
                 learner.observe(z, y)
             learner.end_session()
-        scores.append(learner.score(features.test.take(range(40)).x.double())[:, learner.classes_.argsort()])
+        scores.append(learner.score(features.test.take(range(40)).x)[:, learner.classes_.argsort()])
     for other in scores[1:]:
-        torch.testing.assert_close(other, scores[0], rtol=1e-6, atol=1e-8)
+        assert (other - scores[0]).abs().max() < 1e-4 * scores[0].abs().max()  # float32
 
 
 def test_courses_with_the_same_base_share_it_and_stay_apart(features: FeatureData, checkpoint: Path) -> None:
