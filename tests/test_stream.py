@@ -82,3 +82,10 @@ def test_joint_partition_has_no_sessions() -> None:
     stream = class_incremental(small(10), partition="100+0x0")
     assert len(stream.blocks[0]) == 10
     assert len(stream) == 0
+
+
+def test_class_without_test_images_is_refused_by_name() -> None:
+    whole = small(10)
+    data = Dataset("holes", whole.train, whole.test.where(range(9)), whole.class_names)
+    with pytest.raises(ValueError, match=r"1 classes have no test images \(9\)"):
+        class_incremental(data, partition="60+20x2")

@@ -133,6 +133,13 @@ def class_incremental(
     if batch_size < 1 or base_batch_size < 1:
         raise ValueError(f"batch sizes must be 1 or more, not {min(batch_size, base_batch_size)}")
     sizes = parse_partition(partition, data.n_classes)
+    for images, part in ((data.train, "training"), (data.test, "test")):
+        absent = sorted(set(range(data.n_classes)) - set(np.unique(images.labels).tolist()))
+        if absent:
+            named = ", ".join(data.class_names[label] for label in absent[:5])
+            raise ValueError(
+                f"{data.name}: {len(absent)} classes have no {part} images ({named}); every class needs one"
+            )
     order = torch.randperm(data.n_classes, generator=torch.Generator().manual_seed(order_seed)).tolist()
     edges = np.cumsum([0, *sizes])
     blocks = [tuple(order[a:b]) for a, b in pairwise(edges)]
