@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nocl import nets
 from nocl.augment import turned_variants
 from nocl.batch import JSON
 from nocl.checks import BASE_LABELS, LEARNER_CHECKS, QUICK, easy_images, novel, split, teach
+from nocl.files import write_tensors
 from nocl.learner import Learner
 from nocl.memory import gradients
 from nocl.methods import METHODS
@@ -97,6 +99,19 @@ def test_ft_leaves_the_backbone_alone(name: str) -> None:
 @pytest.mark.parametrize(("name", "check"), [("dvc", "interrupted_equals_uninterrupted"), ("scr", "it_learns")])
 def test_ft_keeps_the_contract(name: str, check: str) -> None:
     LEARNER_CHECKS[check](METHODS[name], {"freeze_backbone": True})
+
+
+@pytest.mark.parametrize("name", REPLAY)
+def test_all_start_from_the_same_given_network(name: str, tmp_path: Path) -> None:
+    network = nets.build("tiny_resnet18", seed=7)
+    write_tensors(tmp_path / "base.safetensors", network.state_dict(), {"classes": list(BASE_LABELS)})
+    extra: dict[str, JSON] = {"base_epochs": 0} if name == "ocm" else {}
+    recipe: dict[str, JSON] = {"head_epochs": 1, "lr": 0.05, "compile": False}
+    learner = fitted(name, weights=str(tmp_path / "base.safetensors"), recipe=recipe, **extra)
+    for key, tensor in network.state_dict().items():
+        assert torch.equal(learner.network.state_dict()[key], tensor), key
+    assert len(learner.memory) == 24
+    assert learner.base_["weights"] == "base.safetensors"
 
 
 # --- MIR ------------------------------------------------------------------------------------------------------------
