@@ -33,7 +33,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: JSON) -> None:
@@ -76,7 +76,7 @@ def file_digest(path: Path) -> str:
 def _json_or_text(text: str) -> JSON:
     try:
         value: JSON = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # RecursionError: brackets nested beyond any use
         return text
     return value
 
@@ -87,7 +87,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make a rename, creation or removal in the folder durable."""
     if os.name == "posix":  # a rename is durable only once its folder is
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -5,6 +5,7 @@ learner images are ``uint8 [B, 3, H, W]`` on the CPU; :meth:`Learner.prepare` is
 knows nothing of data sets, streams or results.
 """
 
+import copy
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +20,16 @@ from nocl.batch import JSON, BaseSession, Batch
 from nocl.lookup import UnknownNameError, unknown
 from nocl.pretrain import Recipe, Trained, train_base
 from nocl.progress import track
+from nocl.prototypes import ClassStats
 from nocl.seeding import generator
 
 
 class NotFittedError(RuntimeError):
     """A prediction was asked of a learner that has met no class yet."""
+
+
+class UnsupportedError(NotImplementedError):
+    """This method cannot do what was asked, by its nature."""
 
 
 class Learner(nn.Module):
@@ -40,6 +46,7 @@ class Learner(nn.Module):
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
     uses_head: ClassVar[bool] = False  # needs the base objective's head even when the network is given
+    statistics: ClassVar[tuple[str, ...]] = ()  # the ClassStats that hold all a method learns of a class, if they do
 
     classes_: Tensor  # int64 [K], first-seen order = columns of decision_function
     n_base_: Tensor  # int64 [], how many of them the base session brought
@@ -129,6 +136,87 @@ class Learner(nn.Module):
         labels = y.tolist()
         self.meet(labels)
         return torch.tensor([self._column[label] for label in labels], device=self.device)
+
+    # --- what statistics allow: forgetting a class, joining two learners ----------------------------------------
+
+    @property
+    def forgets_exactly(self) -> bool:
+        """Whether nothing of a forgotten class stays: each class has statistics of its own and nothing is shared."""
+        kept = self.class_stats()
+        return bool(kept) and all(stats.spread != "shared" for stats in kept)
+
+    @torch.no_grad()
+    def forget(self, label: int) -> None:
+        """Remove a class and its statistics. What it gave to a shared covariance stays (see ``forgets_exactly``)."""
+        stats = self._need_statistics("forget a class")
+        if label not in self._column:
+            raise KeyError(f"class {label} was never met")
+        column = self._column[label]
+        for each in stats:
+            each.remove(column)
+        self.n_base_ -= int(column < int(self.n_base_))
+        self.classes_ = self.classes_[torch.arange(len(self.classes_), device=self.device) != column]
+        self._column = {int(kept): i for i, kept in enumerate(self.classes_.tolist())}
+
+    @torch.no_grad()
+    def merge(self, other: "Learner") -> None:
+        """Take in what a learner with the same network learned from other images: the same as having seen them all."""
+        self._check_mergeable(other)
+        columns = self.columns(other.classes_.cpu())
+        for mine, theirs in zip(self.class_stats(), other.class_stats()):
+            mine.merge(theirs, columns.cpu())
+
+    @torch.no_grad()
+    def subtract(self, other: "Learner") -> None:
+        """Undo ``merge(other)``, to rounding: for what two learners learned before they parted."""
+        self._check_mergeable(other)
+        missing = [label for label in other.classes_.tolist() if label not in self._column]
+        if missing:
+            raise KeyError(f"cannot take away classes {missing[:5]}, which this learner has not met")
+        columns = self.columns(other.classes_.cpu())
+        for mine, theirs in zip(self.class_stats(), other.class_stats()):
+            mine.subtract(theirs, columns.cpu())
+
+    def empty_copy(self) -> Self:
+        """The same learner with no classes, sharing the network: what it learns can be merged back."""
+        self._need_statistics("learn apart and be merged")
+        copied = self.copy_on_network()
+        copied._column, copied.classes_ = {}, self.classes_.new_zeros(0)
+        for name in self.statistics:
+            stats: ClassStats = getattr(self, name)
+            setattr(copied, name, ClassStats(stats.dim, stats.spread).to(self.device))
+        return copied
+
+    def copy_on_network(self) -> Self:
+        """A copy of everything but the network, which both then share: it must not be trained any more."""
+        return copy.deepcopy(self, {id(self.network): self.network})
+
+    def class_stats(self) -> list[ClassStats]:
+        """The statistics that hold all this method learned of its classes; empty if it learns otherwise."""
+        return [getattr(self, name) for name in self.statistics]
+
+    def _need_statistics(self, what: str) -> list[ClassStats]:
+        if not self.statistics:
+            raise UnsupportedError(
+                f"{type(self).__name__} cannot {what}: what it learns is not kept class by class; "
+                "use a method on class statistics such as ncm"
+            )
+        return self.class_stats()
+
+    def _check_mergeable(self, other: "Learner") -> None:
+        self._need_statistics("be merged")
+        if type(other) is not type(self):
+            raise ValueError(f"cannot merge {type(other).__name__} into {type(self).__name__}")
+        mine, theirs = self.get_params() | {"seed": 0}, other.get_params() | {"seed": 0}
+        differ = sorted(name for name in mine if mine[name] != theirs[name])
+        if differ:
+            raise ValueError(
+                f"cannot merge: {', '.join(f'{n} is {mine[n]} here and {theirs[n]} there' for n in differ)}"
+            )
+        theirs_state = other.state_dict()
+        for name in self.network_state_names():
+            if not torch.equal(self.state_dict()[name].cpu(), theirs_state[name].cpu()):
+                raise ValueError(f"cannot merge: the networks differ ({name}); both must come from one model")
 
     # --- the door inward --------------------------------------------------------------------------------------
 

@@ -68,6 +68,22 @@ class ClassStats(nn.Module):
         scatter = other.scatter if self.spread == "shared" else other.scatter[met]
         self._fold(columns[met.cpu()].to(met.device), other.count[met], other.mean[met], scatter)
 
+    @torch.no_grad()
+    def subtract(self, other: "ClassStats", columns: Tensor | None = None) -> None:
+        """Undo ``merge(other, columns)``, to rounding. A class that is left with no samples becomes exactly zero."""
+        columns = torch.arange(len(other)) if columns is None else columns
+        met = (other.count > 0).cpu()
+        classes = columns[met].to(self.count.device)
+        left = self.count[classes] - other.count[met]
+        if bool((left < 0).any()):
+            raise ValueError("cannot take away more samples of a class than it has")
+        scatter = other.scatter if self.spread == "shared" else other.scatter[met]
+        self._fold(classes, -other.count[met], other.mean[met], -scatter)
+        empty = classes[left == 0]
+        self.mean[empty] = 0
+        if self.spread != "shared":
+            self.scatter[empty] = 0
+
     def remove(self, column: int) -> None:
         """Forget one class. What it gave to a shared scatter cannot be told apart and stays."""
         keep = torch.arange(len(self), device=self.count.device) != column
@@ -111,7 +127,9 @@ class ClassStats(nn.Module):
         before, counts = self.count[classes].double(), counts.double()  # int / int would be float32
         after = before + counts
         shift = means - self.mean[classes]
-        weight = (before * counts / after)[:, None]  # what two groups' means add to their joint scatter
+        # with negative counts this takes samples away; a class that becomes empty is cleared by subtract
+        whole = after + (after == 0)
+        weight = (before * counts / whole)[:, None]  # what two groups' means add to their joint scatter
         if scatter is None:
             pass  # the caller wants the spread left as it is
         elif self.spread == "diagonal":
@@ -120,7 +138,7 @@ class ClassStats(nn.Module):
             self.scatter[classes] += scatter + weight[:, :, None] * shift[:, :, None] * shift[:, None, :]
         elif self.spread == "shared":
             self.scatter += scatter + (weight * shift).T @ shift
-        self.mean[classes] += (counts / after)[:, None] * shift
+        self.mean[classes] += (counts / whole)[:, None] * shift
         self.count[classes] = after.long()
 
 

@@ -29,6 +29,7 @@ class NCM(FrozenLearner):
     """Nearest class mean."""
 
     depends_on_batching: ClassVar[bool] = False
+    statistics: ClassVar[tuple[str, ...]] = ("stats",)
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Networks by name: ``build("reduced_resnet18")``, or a user's own as ``build("module:factory")``."""
+"""Networks by name: ``build("reduced_resnet18")``, ``build("timm:NAME")``, or a user's own as ``build("module:factory")``."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ from torch import nn
 from nocl.lookup import by_name
 from nocl.nets.backbone import Backbone, Wrapped
 from nocl.nets.resnet import reduced_resnet18, tiny_resnet18
+from nocl.nets.timm import PREFIX, load_pretrained, timm_factory
 from nocl.seeding import scoped
 
 BACKBONES: dict[str, Callable[[], nn.Module]] = {
@@ -17,7 +18,7 @@ BACKBONES: dict[str, Callable[[], nn.Module]] = {
 
 def build(name: str, *, seed: int = 0) -> Backbone:
     """A freshly initialised backbone; the global generator is left alone."""
-    factory = by_name(name, BACKBONES, "backbone")
+    factory = timm_factory(name) if name.startswith(PREFIX) else by_name(name, BACKBONES, "backbone")
     with scoped(seed):
         network = factory()
     if not isinstance(network, nn.Module):
@@ -25,4 +26,4 @@ def build(name: str, *, seed: int = 0) -> Backbone:
     return network if isinstance(network, Backbone) else Wrapped(network)
 
 
-__all__ = ["BACKBONES", "Backbone", "build"]
+__all__ = ["BACKBONES", "Backbone", "build", "load_pretrained"]

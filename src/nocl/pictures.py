@@ -1,0 +1,78 @@
+"""Whatever a user calls a picture, as the batch a learner takes: ``uint8 [B, 3, size, size]``.
+
+Arrays and tensors (one image or a batch, channels first or last), PIL images, paths and the bytes of a file, one or a
+list of them. Everything that is not already of the right size goes the one way that files go, through
+:mod:`nocl.data.decode`.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from nocl.data.decode import BadImageError, decode, to_pixels
+
+Picture = NDArray[np.uint8] | Tensor | Image.Image | str | Path | bytes
+Pictures = Picture | Sequence[Picture]
+
+
+def batch_of(pictures: Pictures, size: int) -> Tensor:
+    """All of them as one batch; a bad one is an error that says which and why."""
+    rows = list(pixels_of(pictures, size))
+    if not rows:
+        return torch.zeros(0, 3, size, size, dtype=torch.uint8)
+    return torch.from_numpy(np.stack(rows))
+
+
+def pixels_of(pictures: Pictures, size: int) -> Iterator[NDArray[np.uint8]]:
+    """One ``uint8 [3, size, size]`` after the other."""
+    if isinstance(pictures, np.ndarray | Tensor):
+        yield from (_fitted(image, size) for image in _images_in(pictures))
+    elif isinstance(pictures, Image.Image | str | Path | bytes):
+        yield _one(pictures, size, 0)
+    else:
+        for position, picture in enumerate(pictures):
+            yield _one(picture, size, position)
+
+
+def _one(picture: Picture, size: int, position: int) -> NDArray[np.uint8]:
+    if isinstance(picture, np.ndarray | Tensor):
+        found = list(_images_in(picture))
+        if len(found) != 1:
+            raise ValueError(f"picture {position} is a batch of {len(found)}; give one batch or a list of single images")
+        return _fitted(found[0], size)
+    where = str(picture) if isinstance(picture, str | Path) else f"picture {position}"
+    try:
+        if isinstance(picture, Image.Image):
+            return to_pixels(picture, size)
+        if isinstance(picture, bytes):
+            return decode(io.BytesIO(picture), size)
+        if isinstance(picture, str | Path):
+            return decode(Path(picture), size)
+    except BadImageError as error:
+        raise BadImageError(f"{where}: {error}") from error
+    raise TypeError(f"{where} is a {type(picture).__name__}; give arrays, tensors, PIL images, paths or bytes")
+
+
+def _images_in(array: NDArray[np.uint8] | Tensor) -> NDArray[np.uint8]:
+    """An array of one image or many, as ``uint8 [B, 3, H, W]``."""
+    values = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
+    if values.dtype != np.uint8:
+        raise TypeError(f"pixels must be uint8 from 0 to 255, not {values.dtype}; convert them first")
+    batch = values[None] if values.ndim == 3 else values
+    if batch.ndim != 4 or 3 not in (batch.shape[1], batch.shape[3]):
+        raise ValueError(
+            f"images must be [B, 3, H, W] or [B, H, W, 3] (or one without B), not {list(values.shape)}"
+        )
+    return batch if batch.shape[1] == 3 else batch.transpose(0, 3, 1, 2)
+
+
+def _fitted(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    if image.shape[1:] == (size, size):
+        return np.ascontiguousarray(image)
+    return to_pixels(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))), size)

@@ -1,0 +1,173 @@
+"""A journal of what was learned: statistics, never images, on disk before anyone is told.
+
+The file starts with a line of JSON naming the model it belongs to. Then come frames: a mark, the length and CRC-32
+of what follows, a sequence number, and the compressed statistics of one group of requests as safetensors. A frame
+that was being written when the process died ends the file and is cut off; damage before the last frame is an error,
+because acknowledged learning would be lost.
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import load as tensors_from
+from safetensors.torch import save as tensor_bytes
+
+from nocl.batch import JSON
+from nocl.classifier import Classifier, label_of
+from nocl.files import DamagedFileError, sync_folder
+
+_MARK = b"NOCLFRAM"
+_HEAD = struct.Struct("<8sIIQ")  # mark, length, CRC of sequence and payload, sequence
+_LIMIT = 1 << 30  # bytes of one frame
+
+
+class Frame(NamedTuple):
+    """One group of learnings."""
+
+    sequence: int
+    payload: bytes
+    end: int  # offset of the byte after it
+
+
+class Journal:
+    """Appends frames; each is on disk when ``append`` returns."""
+
+    def __init__(self, path: Path, history: Sequence[str]) -> None:
+        """Open or create the journal of a model whose history has these ids, the last of them newest."""
+        self.path = path
+        self._file = open(path, "r+b" if path.exists() else "w+b", buffering=0)  # noqa: SIM115
+        self.frames: list[Frame] = []
+        try:
+            content = path.read_bytes()
+            if b"\n" not in content and _MARK not in content:  # empty, or killed while it was being started
+                self.restart(history[-1])
+                return
+            start = _check_owner(path, content, history)
+            self.frames = list(_frames(path, content, start))
+            self.size = self.frames[-1].end if self.frames else start
+            self._file.truncate(self.size)
+            self._file.seek(self.size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, sequence: int, payload: bytes) -> None:
+        """Write one frame and flush it to disk; on failure the file is as before."""
+        checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
+        frame = _HEAD.pack(_MARK, len(payload), checksum, sequence) + payload
+        try:
+            written = 0
+            while written < len(frame):
+                written += self._file.write(frame[written:]) or 0
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(self.size)
+            self._file.seek(self.size)
+            raise
+        self.size += len(frame)
+
+    def restart(self, model: str) -> None:
+        """Empty the journal: everything in it is in the model file."""
+        line = json.dumps({"kind": "nocl journal", "format": 1, "model": model}).encode() + b"\n"
+        self._file.seek(0)
+        self._file.truncate(0)
+        self._file.write(line)
+        os.fsync(self._file.fileno())
+        sync_folder(self.path.parent)
+        self.size, self.frames = len(line), []
+
+    def close(self) -> None:
+        """Close the file; it stays where it is."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Delete the file: everything in it is in the model file."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
+
+
+def pack(part: Classifier) -> bytes:
+    """The statistics of a classifier made by ``apart``, with the names of its classes."""
+    learner = part.learner_
+    tensors = {
+        f"{name}.{key}": tensor.cpu().contiguous()
+        for name, stats in zip(learner.statistics, learner.class_stats())
+        for key, tensor in stats.state_dict().items()
+    }
+    return zlib.compress(tensor_bytes(tensors, metadata={"classes": json.dumps(part.class_names)}), 1)
+
+
+def unpack(payload: bytes, model: Classifier) -> Classifier:
+    """What ``pack`` was given, ready to be taken in by ``model``."""
+    part = model.apart()
+    learner = part.learner_
+    blob = zlib.decompress(payload)
+    names = _class_names(blob)
+    learner.meet(label_of(name) for name in names)
+    tensors = tensors_from(blob)
+    for name, stats in zip(learner.statistics, learner.class_stats()):
+        stats.load_state_dict({key: tensors[f"{name}.{key}"] for key in stats.state_dict()})
+    part._names = {label_of(name): name for name in names}
+    part._counts.update(dict(zip(names, learner.class_stats()[0].count.tolist())))
+    return part
+
+
+def _class_names(blob: bytes) -> list[str]:
+    length = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + length])
+    names: list[str] = json.loads(header["__metadata__"]["classes"])
+    return names
+
+
+def _check_owner(path: Path, content: bytes, history: Sequence[str]) -> int:
+    end = content.find(b"\n") + 1
+    try:
+        owner: JSON = json.loads(content[:end])
+        assert end and isinstance(owner, dict) and owner["kind"] == "nocl journal" and owner["format"] == 1
+    except (AssertionError, KeyError, ValueError):
+        raise DamagedFileError(f"{path} is not a journal that this nocl can read; move it away") from None
+    if owner["model"] not in history:
+        raise DamagedFileError(
+            f"{path} belongs to another model or an older copy of this one; put back the model it was written "
+            "beside, or move the journal away to give up what it holds"
+        )
+    return end
+
+
+def _frames(path: Path, content: bytes, start: int) -> Iterator[Frame]:
+    while start < len(content):
+        frame = _frame_at(content, start)
+        if frame is None:
+            if _any_frame_after(content, start + 1):
+                raise DamagedFileError(
+                    f"{path} is damaged at byte {start}, before its last frame: acknowledged learning would be "
+                    "lost; restore the file from a copy, or move it away to give up what it holds"
+                )
+            return
+        yield frame
+        start = frame.end
+
+
+def _frame_at(content: bytes, start: int) -> Frame | None:
+    if start + _HEAD.size > len(content):
+        return None
+    mark, length, checksum, sequence = _HEAD.unpack_from(content, start)
+    end = start + _HEAD.size + length
+    if mark != _MARK or length > _LIMIT or end > len(content):
+        return None
+    payload = content[start + _HEAD.size : end]
+    return Frame(sequence, payload, end) if zlib.crc32(payload, sequence & 0xFFFFFFFF) == checksum else None
+
+
+def _any_frame_after(content: bytes, start: int) -> bool:
+    while (start := content.find(_MARK, start)) >= 0:
+        if _frame_at(content, start) is not None:
+            return True
+        start += 1
+    return False

@@ -1,0 +1,17 @@
+"""What a service accepts. Beyond it a request is refused with the limit in the message, before work is done."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one service; the defaults suit photographs from a telephone."""
+
+    body_bytes: int = 32 << 20  # of a request
+    images: int = 64  # in a request
+    pixels: int = 40_000_000  # of an image, before it is resized
+    waiting_images: int = 256  # that wait for a prediction
+    waiting_learnings: int = 64  # requests that wait to be learned
+    classes: int = 10_000
+    upload_seconds: float = 60.0
+    together: int = 64  # images predicted or learned in one go

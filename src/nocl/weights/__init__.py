@@ -1,0 +1,24 @@
+"""Networks that ship with the package, by name: ``file("cifar100")`` is the path of its safetensors file.
+
+``cifar100``: the reduced ResNet-18 trained by this project on all hundred CIFAR-100 classes at 32 pixels.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+
+from nocl.lookup import UnknownNameError, unknown
+
+PACKAGED = {"cifar100": "reduced_resnet18"}  # name: the network it holds the weights of
+
+
+def file(name: str) -> Path:
+    """Where the packaged weights of that name are."""
+    if name not in PACKAGED:
+        raise UnknownNameError(unknown(name, PACKAGED, "packaged network"))
+    path = Path(str(files("nocl.weights"))) / f"{name}.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"the packaged network {name!r} is missing from this installation; install nocl again, "
+            "or give backbone= a safetensors file or a network to train"
+        )
+    return path
