@@ -42,26 +42,36 @@ class BadImagesError(ValueError):
         )
 
 
-def decode(path: Path, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
+def decode(
+    source: Path | BinaryIO, size: int, fit: Fit = "crop", *, pixel_limit: int = PIXEL_LIMIT
+) -> NDArray[np.uint8]:
     """The image in a file as ``uint8 [3, size, size]``: upright, first frame, transparency on white."""
     try:
-        with Image.open(path, formats=_formats()) as image:
+        with Image.open(source, formats=_formats()) as image:
             pixels = image.width * image.height
-            if pixels > PIXEL_LIMIT:
-                raise BadImageError(f"{image.width}x{image.height} pixels, above the limit of {PIXEL_LIMIT}")
-            upright = ImageOps.exif_transpose(image)
-            whole = _to_rgb(upright)
+            if pixels > pixel_limit:
+                raise BadImageError(f"{image.width}x{image.height} pixels, above the limit of {pixel_limit}")
+            return to_pixels(image, size, fit)
     except BadImageError:
         raise
     except UnidentifiedImageError:
-        raise BadImageError("empty file" if path.stat().st_size == 0 else "not an image") from None
+        raise BadImageError("empty file" if _is_empty(source) else "not an image") from None
     except Image.DecompressionBombError:
-        raise BadImageError(f"more pixels than the limit of {PIXEL_LIMIT}") from None
+        raise BadImageError(f"more pixels than the limit of {pixel_limit}") from None
     except Exception as error:  # decoders fail in many ways on damaged files, all of them meaning the same
         raise BadImageError(f"damaged: {error}") from error
+
+
+def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
+    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white."""
+    whole = _to_rgb(ImageOps.exif_transpose(image))
     if whole.size != (size, size):
         whole = _resized(whole, size, fit)
     return np.ascontiguousarray(np.asarray(whole).transpose(2, 0, 1))
+
+
+def _is_empty(source: Path | BinaryIO) -> bool:
+    return (source.stat().st_size if isinstance(source, Path) else source.seek(0, os.SEEK_END)) == 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,300 @@
+"""Commands for your own images: fit, learn, predict, evaluate, merge, inspect, export, serve."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from nocl import modelfile
+from nocl.classifier import DEFAULT_METHOD, Classifier
+from nocl.data.decode import BadImageError, BadImagesError
+from nocl.data.folder import class_files
+from nocl.pictures import batch_of
+from nocl.progress import track
+from nocl.seeding import generator
+from nocl.serve.store import Store, hold, journal_of
+
+app = typer.Typer()
+_AT_ONCE = 64
+
+Model = Annotated[Path, typer.Argument(help="A model file (.nocl).")]
+Folder = Annotated[Path, typer.Argument(help="A folder with one folder of images for each class.")]
+SkipBad = Annotated[bool, typer.Option(help="Leave out files that are not images, with a warning.")]
+Trust = Annotated[bool, typer.Option(help="Allow a method or network of your own: its code is run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")]
+
+
+@app.command()
+def fit(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The model file to write.")],
+    method: Annotated[str, typer.Option(help="How to learn.")] = DEFAULT_METHOD,
+    backbone: Annotated[
+        str, typer.Option(help="cifar100 (packaged), FILE.safetensors, timm:NAME, or a network to train.")
+    ] = "cifar100",
+    size: Annotated[int, typer.Option(help="Side in pixels to which images are brought.")] = 32,
+    holdout: Annotated[float, typer.Option(help="Share of each class kept back to calibrate with.")] = 0.1,
+    param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeat.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the network's training; repeat.")
+    ] = None,
+    seed: int = 0,
+    skip_bad: SkipBad = False,
+    device: Device = "cpu",
+) -> None:
+    """Start a model from base images: DIR/<class>/<image>."""
+    model = Classifier(
+        method, backbone=backbone, size=size, holdout=holdout, device=device, seed=seed,
+        params=_settings(param), recipe=_settings(recipe),
+    )  # fmt: skip
+    read = list(_read(folder, size, skip_bad, None))
+    model.fit(torch.cat([x for x, _ in read]), [name for _, names in read for name in names])
+    model.save(output)
+    _say(f"{output}: {_summary(model)}")
+
+
+@app.command()
+def learn(
+    model_file: Model,
+    folder: Folder,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write here instead of in place.")
+    ] = None,
+    skip_bad: SkipBad = False,
+    trust: Trust = False,
+    device: Device = "cpu",
+) -> None:
+    """Learn the images of a folder, each once. The model file is the old one or the new one, never half."""
+    _fold_journal(model_file, trust)
+    lock = hold(model_file)
+    try:
+        model = Classifier.load(model_file, trust=trust, device=device)
+        for x, names in _read(folder, model.size, skip_bad, model.seed):
+            model.partial_fit(x, names)
+        model.save(output or model_file)
+    finally:
+        lock.release()
+    _say(f"{output or model_file}: {_summary(model)}")
+
+
+@app.command()
+def predict(
+    model_file: Model,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 3,
+    reject: Annotated[
+        float | None, typer.Option(help="Answer 'none of these' where this share of known images would be unsure.")
+    ] = None,
+    as_json: AsJson = False,
+    trust: Trust = False,
+    device: Device = "cpu",
+) -> None:
+    """The likeliest classes of image files, with probabilities."""
+    model = _load(model_file, trust, device)
+    failed = 0
+    for path in images:
+        try:
+            scores = model.learner_.decision_function(batch_of(path, model.size)).cpu()
+        except (BadImageError, OSError) as error:
+            failed += 1
+            if as_json:
+                _say(json.dumps({"file": str(path), "error": str(error)}))
+            print(f"nocl: {error}", file=sys.stderr)
+            continue
+        found = _top(model, scores, top)
+        refused = reject is not None and bool(model.refused(scores, reject)[0])
+        if as_json:
+            answer = None if refused else found[0]["label"]
+            _say(json.dumps({"file": str(path), "label": answer, "top": found}))
+        else:
+            shown = ", ".join(f"{one['label']} {one['probability']:.1%}" for one in found)
+            _say(f"{path}: {'none of these; nearest: ' if refused else ''}{shown}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def evaluate(
+    model_file: Model,
+    folder: Folder,
+    as_json: AsJson = False,
+    skip_bad: SkipBad = False,
+    trust: Trust = False,
+    device: Device = "cpu",
+) -> None:
+    """Accuracy on a folder of labelled images, by class; classes the model does not know are counted apart."""
+    model = _load(model_file, trust, device)
+    right: dict[str, list[bool]] = {}
+    for x, names in _read(folder, model.size, skip_bad, None):
+        for name, found in zip(names, model.predict(x)):
+            right.setdefault(name, []).append(bool(name == found))
+    known = {name: float(np.mean(hits)) for name, hits in right.items() if name in model.counts_}
+    images = sum(len(right[name]) for name in known)
+    result = {
+        "images": images,
+        "accuracy": sum(sum(right[name]) for name in known) / images if images else None,
+        "mean_over_classes": float(np.mean(list(known.values()))) if known else None,
+        "classes": {name: {"images": len(right[name]), "accuracy": value} for name, value in known.items()},
+        "unknown_classes": sorted(set(right) - set(known)),
+    }
+    if as_json:
+        _say(json.dumps(result))
+        return
+    for name, value in sorted(known.items()):
+        _say(f"{value:7.1%}  {name} ({len(right[name])})")
+    if images:
+        _say(f"{result['accuracy']:7.1%}  of {images} images; {result['mean_over_classes']:.1%} mean over classes")
+    if result["unknown_classes"]:
+        _say(f"not in the model: {', '.join(sorted(set(right) - set(known)))}")
+
+
+@app.command()
+def merge(
+    first: Model,
+    second: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The model file to write.")],
+    base: Annotated[
+        Path | None, typer.Option(help="The model both come from, if both went on learning its classes.")
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Join what two machines learned from different images on the same network: the same as one that saw all."""
+    model = _load(first, trust, "cpu")
+    common = None if base is None else _load(base, trust, "cpu")
+    model.merge(_load(second, trust, "cpu"), common)
+    model.save(output)
+    _say(f"{output}: {_summary(model)}")
+
+
+@app.command()
+def inspect(model_file: Model, as_json: AsJson = False) -> None:
+    """What a model file is and what it keeps, without building the model."""
+    header = modelfile.describe(model_file)
+    if as_json:
+        _say(json.dumps(header, indent=1))
+        return
+    for key in ("method", "backbone", "nocl", "format"):
+        _say(f"{key:14} {header[key]}")
+    _say(f"{'size':14} {header['params']['image_size']} px")  # type: ignore[index, call-overload]
+    _say(f"{'bytes':14} {model_file.stat().st_size:,}")
+    calibration, privacy = header["calibration"], header["privacy"]
+    assert isinstance(calibration, dict) and isinstance(privacy, dict)
+    _say(f"{'calibrated on':14} {calibration['images']} held-out images")
+    for key, value in privacy.items():
+        _say(f"{key.replace('_', ' '):24} {value}")
+    classes, counts = header["classes"], header["counts"]
+    assert isinstance(classes, list) and isinstance(counts, list)
+    _say(f"{len(classes)} classes:")
+    for name, count in zip(classes, counts):
+        _say(f"{count:8}  {name}")
+
+
+@app.command()
+def export(
+    model_file: Model,
+    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    trust: Trust = False,
+) -> None:
+    """Write the model for onnxruntime: pixels in, scores and probabilities out."""
+    from nocl.onnx_export import export_onnx
+
+    model = _load(model_file, trust, "cpu")
+    export_onnx(model, onnx)
+    _say(f"{onnx}: {len(model.class_names)} classes, {onnx.stat().st_size:,} bytes")
+
+
+@app.command()
+def serve(
+    model_file: Model,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine need NOCL_TOKEN.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    trust: Trust = False,
+    device: Device = "cpu",
+) -> None:
+    """Serve a model with a page at /: predictions while it learns. NOCL_TOKEN is the token for changes."""
+    try:
+        from nocl.serve.server import serve as run
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"nocl: serving needs the package {error.name}: pip install 'nocl[serve]'") from error
+    _say(f"serving {model_file} at http://{host}:{port}/")
+    sys.stdout.flush()
+    run(model_file, host=host, port=port, token=os.environ.get("NOCL_TOKEN") or None, trust=trust, device=device)
+
+
+def _read(
+    folder: Path, size: int, skip_bad: bool, shuffle: int | None
+) -> Iterator[tuple[torch.Tensor, list[str]]]:
+    """Batches of a folder's images with their class names; nothing is kept on disk."""
+    class_names, files, labels = class_files(folder)
+    order = np.arange(len(files))
+    if shuffle is not None:
+        order = torch.randperm(len(files), generator=generator(shuffle, "learn")).numpy()
+    bad: dict[str, str] = {}
+    starts = range(0, len(order), _AT_ONCE)
+    for start in track(starts, "reading images", total=len(starts)):
+        rows, names = [], []
+        for position in order[start : start + _AT_ONCE]:
+            try:
+                rows.append(batch_of(files[position], size))
+                names.append(class_names[labels[position]])
+            except BadImageError as error:
+                bad[str(files[position])] = str(error).removeprefix(f"{files[position]}: ")
+        if bad and not skip_bad:
+            raise BadImagesError(bad)
+        if rows:
+            yield torch.cat(rows), names
+    for path, reason in bad.items():
+        print(f"nocl: left out {path}: {reason}", file=sys.stderr)
+
+
+def _load(path: Path, trust: bool, device: str) -> Classifier:
+    if journal_of(path).exists():
+        print(
+            f"nocl: {journal_of(path).name} lies beside {path.name}: a service is running or was killed, and what "
+            "it learned since it last wrote the model is not used here",
+            file=sys.stderr,
+        )
+    return Classifier.load(path, trust=trust, device=device)
+
+
+def _fold_journal(path: Path, trust: bool) -> None:
+    """Take in what a killed service learned, before more is learned."""
+    if journal_of(path).exists():
+        Store(path, trust=trust).close()
+
+
+def _top(model: Classifier, scores: torch.Tensor, top: int) -> list[dict[str, Any]]:
+    best, columns = model.calibration_.probabilities(scores)[0].topk(min(top, len(model.class_names)))
+    return [
+        {"label": model.class_names[c], "probability": round(p, 6)}
+        for p, c in zip(best.tolist(), columns.tolist())
+    ]
+
+
+def _settings(pairs: list[str] | None) -> dict[str, Any] | None:
+    settings: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{pair!r}: write NAME=VALUE, e.g. epochs=20")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    return settings or None
+
+
+def _summary(model: Classifier) -> str:
+    images = sum(model.counts_.values())
+    return f"{len(model.class_names)} classes, {images} images learned, 0 stored"
+
+
+def _say(text: str) -> None:
+    print(text)
