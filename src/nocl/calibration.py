@@ -100,6 +100,7 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
     >>> round(2 / fit_temperature(right, torch.zeros(4, dtype=torch.int64)), 3) == round(math.log(3), 3)
     True
     """
+    scores = scores.double()
     spread = float((scores.amax(1) - scores.clamp_min(-1e30).mean(1)).abs().mean())
     scale = spread if spread > 0 and math.isfinite(spread) else 1.0
 

@@ -211,18 +211,18 @@ class Classifier:
         If both come from one model, what it knew must count once. Classes that only one of the two has seen since
         then need nothing; for classes that both went on learning, give that model as ``common``.
         """
-        mine, theirs = self.learner_, copy.deepcopy(other.learner_)
+        theirs = other.copy()
+        self.learner_._check_mergeable(theirs.learner_)
         shared = self._ids() & other._ids()
         if common is not None and common._ids() != shared:
             raise ValueError("common is not the model at which the two parted; it must be the last they share")
-        if shared and common is not None:
-            self._take_away(theirs, common)
+        if common is not None:
+            theirs._take_away(common)
         elif shared:
-            self._drop_unchanged(theirs, other, shared)
-        self._names |= {label: other._names[label] for label in theirs.classes_.tolist()}
-        mine.merge(theirs)
-        counts = mine.class_stats()[0].count.tolist()
-        self._counts = Counter(dict(zip(self.class_names, counts)))
+            self._drop_repeated(theirs, shared)
+        self._names |= theirs._names
+        self.learner_.merge(theirs.learner_)
+        self._counts += theirs._counts
         self._join_history(other)
         return self
 
@@ -284,18 +284,10 @@ class Classifier:
         learner = self.learner_
         sizes = learner.state_bytes()
         n_classes = max(1, len(learner.classes_))
-        if not learner.statistics:
-            kept = "a network that has been trained on the images"
-        else:
-            spreads = {"none": "mean", "diagonal": "mean and variances", "full": "mean and covariance",
-                       "shared": "mean, and one covariance of all classes"}  # fmt: skip
-            kept = "of each class: count, " + "; ".join(
-                spreads[stats.spread] for stats in learner.class_stats()
-            ) + " of its features"  # fmt: skip
         return {
             "images_stored": 0 if not learner.stores_exemplars else None,
             "stores_exemplars": learner.stores_exemplars,
-            "kept": kept,
+            "kept": learner.kept(),
             "bytes_per_class": round(sizes["statistics"] / n_classes),
             "forgets_exactly": learner.forgets_exactly,
             "single_image_classes": sum(count == 1 for count in self.counts_.values()),
@@ -398,31 +390,32 @@ class Classifier:
                 self.history_.append(copy.deepcopy(entry))
         self._entry = None
 
-    def _take_away(self, theirs: Learner, common: "Classifier") -> None:
-        before = copy.deepcopy(common.learner_)
-        for label in set(before.classes_.tolist()) - set(theirs.classes_.tolist()):
-            before.forget(label)
-        theirs.subtract(before)
-        for label in theirs.classes_.tolist():
-            if all(int(stats.count[theirs.classes_.tolist().index(label)]) == 0 for stats in theirs.class_stats()):
-                theirs.forget(label)
+    def _take_away(self, common: "Classifier") -> None:
+        """Leave only what was learned after ``common``."""
+        before = common.copy()
+        for name in set(before.class_names) - set(self.class_names):
+            before.forget(name)
+        self.learner_.subtract(before.learner_)
+        self._counts -= before._counts  # a Counter drops what reaches zero
+        for name in self.class_names:
+            if not self._counts[name]:
+                self.forget(name)
 
-    def _drop_unchanged(self, theirs: Learner, other: "Classifier", shared: set[str]) -> None:
-        """Keep of two models with a common past each class's statistics from the one that has all of them."""
-        past = _counted(self, shared) | _counted(other, shared)  # the larger: one of them may have forgotten a class
+    def _drop_repeated(self, theirs: "Classifier", shared: set[str]) -> None:
+        """Keep, of two models with a common past, each old class in the one that has seen all of its images."""
+        past = _counted(self, shared) | _counted(theirs, shared)  # the larger: one may have forgotten a class
         mine_grew = {name for name in past if self._counts[name] > past[name]}
-        theirs_grew = {name for name in past if other._counts[name] > past[name]}
+        theirs_grew = {name for name in past if theirs._counts[name] > past[name]}
         both = sorted(mine_grew & theirs_grew)
-        if both or not theirs.forgets_exactly:
+        if both or not self.learner_.forgets_exactly:
             why = f"both went on learning {', '.join(both[:5])}" if both else "they share one covariance"
             raise ValueError(
                 f"the two models come from one and {why}: give that model as common (--base), so that it counts once"
             )
         for name in past:
-            if name in theirs_grew and name in self.counts_:
-                self.learner_.forget(label_of(name))
-            elif name not in theirs_grew and name in other.counts_:
-                theirs.forget(label_of(name))
+            loser = self if name in theirs_grew else theirs
+            if name in self.counts_ and name in theirs.counts_:
+                loser.forget(name)
 
 
 def _counted(model: Classifier, ids: set[str]) -> Counter[str]:

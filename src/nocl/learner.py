@@ -135,25 +135,59 @@ class Learner(nn.Module):
         """Labels [B] to columns [B], adding the labels not met before."""
         labels = y.tolist()
         self.meet(labels)
-        return torch.tensor([self._column[label] for label in labels], device=self.device)
+        return torch.tensor([self._column[label] for label in labels], dtype=torch.int64, device=self.device)
 
     # --- what statistics allow: forgetting a class, joining two learners ----------------------------------------
+    # A method whose learning is in the ClassStats named by ``statistics`` has all of this for nothing; one that keeps
+    # more overrides mergeable, forgets_exactly, kept, shrink, absorb, release and clear.
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether what is learned is statistics, so that learners can be joined and classes taken out."""
+        return bool(self.statistics)
 
     @property
     def forgets_exactly(self) -> bool:
         """Whether nothing of a forgotten class stays: each class has statistics of its own and nothing is shared."""
-        kept = self.class_stats()
-        return bool(kept) and all(stats.spread != "shared" for stats in kept)
+        return self.mergeable and all(stats.spread != "shared" for stats in self._class_stats())
+
+    def kept(self) -> str:
+        """What is kept of the images, in words."""
+        if not self.mergeable:
+            return "a network or weights trained on the images"
+        words = {"none": "mean", "diagonal": "mean and variances", "full": "mean and covariance",
+                 "shared": "mean, beside one covariance of all classes"}  # fmt: skip
+        parts = dict.fromkeys(words[stats.spread] for stats in self._class_stats())
+        return f"of each class: count, {', '.join(parts)} of its features"
+
+    def shrink(self, column: int) -> None:
+        """Take the class of that column out of the statistics; called before ``classes_`` loses it."""
+        for stats in self._class_stats():
+            stats.remove(column)
+
+    def absorb(self, other: "Learner", columns: Tensor) -> None:
+        """Add another's statistics; its class i is our class ``columns[i]``."""
+        for mine, theirs in zip(self._class_stats(), other._class_stats()):
+            mine.merge(theirs, columns)
+
+    def release(self, other: "Learner", columns: Tensor) -> None:
+        """Undo ``absorb``."""
+        for mine, theirs in zip(self._class_stats(), other._class_stats()):
+            mine.subtract(theirs, columns)
+
+    def clear(self) -> None:
+        """Empty the statistics of all classes."""
+        for name, stats in zip(self.statistics, self._class_stats()):
+            setattr(self, name, ClassStats(stats.dim, stats.spread).to(self.device))
 
     @torch.no_grad()
     def forget(self, label: int) -> None:
-        """Remove a class and its statistics. What it gave to a shared covariance stays (see ``forgets_exactly``)."""
-        stats = self._need_statistics("forget a class")
+        """Remove a class and its statistics. What it gave to a shared covariance may stay: ``forgets_exactly``."""
+        self._need_statistics("forget a class")
         if label not in self._column:
             raise KeyError(f"class {label} was never met")
         column = self._column[label]
-        for each in stats:
-            each.remove(column)
+        self.shrink(column)
         self.n_base_ -= int(column < int(self.n_base_))
         self.classes_ = self.classes_[torch.arange(len(self.classes_), device=self.device) != column]
         self._column = {int(kept): i for i, kept in enumerate(self.classes_.tolist())}
@@ -162,9 +196,7 @@ class Learner(nn.Module):
     def merge(self, other: "Learner") -> None:
         """Take in what a learner with the same network learned from other images: the same as having seen them all."""
         self._check_mergeable(other)
-        columns = self.columns(other.classes_.cpu())
-        for mine, theirs in zip(self.class_stats(), other.class_stats()):
-            mine.merge(theirs, columns.cpu())
+        self.absorb(other, self.columns(other.classes_))
 
     @torch.no_grad()
     def subtract(self, other: "Learner") -> None:
@@ -173,50 +205,45 @@ class Learner(nn.Module):
         missing = [label for label in other.classes_.tolist() if label not in self._column]
         if missing:
             raise KeyError(f"cannot take away classes {missing[:5]}, which this learner has not met")
-        columns = self.columns(other.classes_.cpu())
-        for mine, theirs in zip(self.class_stats(), other.class_stats()):
-            mine.subtract(theirs, columns.cpu())
-
-    def empty_copy(self) -> Self:
-        """The same learner with no classes, sharing the network: what it learns can be merged back."""
-        self._need_statistics("learn apart and be merged")
-        copied = self.copy_on_network()
-        copied._column, copied.classes_ = {}, self.classes_.new_zeros(0)
-        for name in self.statistics:
-            stats: ClassStats = getattr(self, name)
-            setattr(copied, name, ClassStats(stats.dim, stats.spread).to(self.device))
-        return copied
+        self.release(other, self.columns(other.classes_))
 
     def copy_on_network(self) -> Self:
         """A copy of everything but the network, which both then share: it must not be trained any more."""
         return copy.deepcopy(self, {id(self.network): self.network})
 
-    def class_stats(self) -> list[ClassStats]:
-        """The statistics that hold all this method learned of its classes; empty if it learns otherwise."""
+    def empty_copy(self) -> Self:
+        """The same learner with no classes, on the same network: what it learns can be merged back."""
+        self._need_statistics("learn apart and be merged")
+        copied = self.copy_on_network()
+        copied.clear()
+        copied._column, copied.classes_ = {}, self.classes_.new_zeros(0)
+        copied.n_base_ = torch.zeros_like(self.n_base_)
+        return copied
+
+    def _class_stats(self) -> list[ClassStats]:
         return [getattr(self, name) for name in self.statistics]
 
-    def _need_statistics(self, what: str) -> list[ClassStats]:
-        if not self.statistics:
+    def _need_statistics(self, what: str) -> None:
+        if not self.mergeable:
             raise UnsupportedError(
-                f"{type(self).__name__} cannot {what}: what it learns is not kept class by class; "
+                f"{type(self).__name__} as it is set cannot {what}: what it learns is not kept class by class; "
                 "use a method on class statistics such as ncm"
             )
-        return self.class_stats()
 
     def _check_mergeable(self, other: "Learner") -> None:
         self._need_statistics("be merged")
         if type(other) is not type(self):
             raise ValueError(f"cannot merge {type(other).__name__} into {type(self).__name__}")
         mine, theirs = self.get_params() | {"seed": 0}, other.get_params() | {"seed": 0}
-        differ = sorted(name for name in mine if mine[name] != theirs[name])
+        differ = [f"{name} is {mine[name]} here and {theirs[name]} there" for name in mine if mine[name] != theirs[name]]
         if differ:
-            raise ValueError(
-                f"cannot merge: {', '.join(f'{n} is {mine[n]} here and {theirs[n]} there' for n in differ)}"
-            )
-        theirs_state = other.state_dict()
+            raise ValueError(f"cannot merge: {', '.join(differ)}")
+        if other.network is self.network:
+            return
+        here, there = self.state_dict(), other.state_dict()
         for name in self.network_state_names():
-            if not torch.equal(self.state_dict()[name].cpu(), theirs_state[name].cpu()):
-                raise ValueError(f"cannot merge: the networks differ ({name}); both must come from one model")
+            if not torch.equal(here[name].cpu(), there[name].cpu()):
+                raise ValueError(f"cannot merge: the networks differ ({name}); both must have the same")
 
     # --- the door inward --------------------------------------------------------------------------------------
 

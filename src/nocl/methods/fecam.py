@@ -41,6 +41,7 @@ class FeCAM(FrozenLearner):
     """Feature covariance-aware metric."""
 
     depends_on_batching: ClassVar[bool] = False
+    statistics = ("stats", "raw")
 
     common_: Tensor  # float64 [d, d], the authors' shared covariance
     n_common_: Tensor  # int64 [], classes in it
@@ -77,6 +78,8 @@ class FeCAM(FrozenLearner):
         self.stats = ClassStats(self.feature_dim, "none" if self.by_session else covariance)  # of g(x)
         self.raw = ClassStats(self.feature_dim)  # means of x
         self.uses_boundaries = self.by_session  # type: ignore[misc]
+        if self.by_session:
+            self.statistics = ()  # type: ignore[misc]  # the blend of sessions is not kept class by class
         self.session = ClassStats(self.feature_dim, "full")  # of a whole session as if one class; official only
         self.session.grow(int(self.by_session))
         side = self.feature_dim if self.by_session else 0

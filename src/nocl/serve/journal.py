@@ -1,7 +1,7 @@
 """A journal of what was learned: statistics, never images, on disk before anyone is told.
 
 The file starts with a line of JSON naming the model it belongs to. Then come frames: a mark, the length and CRC-32
-of what follows, a sequence number, and the compressed statistics of one group of requests as safetensors. A frame
+of what follows, a sequence number, and the statistics of one group of requests as safetensors. A frame
 that was being written when the process died ends the file and is cut off; damage before the last frame is an error,
 because acknowledged learning would be lost.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensor_bytes
 
@@ -93,36 +94,34 @@ class Journal:
 
 
 def pack(part: Classifier) -> bytes:
-    """The statistics of a classifier made by ``apart``, with the names of its classes."""
+    """The statistics of a classifier made by ``apart``, with names and counts of its classes.
+
+    Of a tensor of zeros, such as the covariance of a single image, only the shape is written.
+    """
     learner = part.learner_
-    tensors = {
-        f"{name}.{key}": tensor.cpu().contiguous()
-        for name, stats in zip(learner.statistics, learner.class_stats())
-        for key, tensor in stats.state_dict().items()
-    }
-    return zlib.compress(tensor_bytes(tensors, metadata={"classes": json.dumps(part.class_names)}), 1)
+    left_out = learner.network_state_names() | {"_extra_state"}
+    tensors = {name: tensor for name, tensor in learner.state_dict().items() if name not in left_out}
+    zeros = {name: list(tensor.shape) for name, tensor in tensors.items() if not bool(tensor.any())}
+    about = {"counts": json.dumps(part.counts_), "zeros": json.dumps(zeros)}
+    return tensor_bytes(
+        {name: tensor.cpu().contiguous() for name, tensor in tensors.items() if name not in zeros}, metadata=about
+    )
 
 
-def unpack(payload: bytes, model: Classifier) -> Classifier:
-    """What ``pack`` was given, ready to be taken in by ``model``."""
-    part = model.apart()
+def unpack(payload: bytes, empty: Classifier) -> Classifier:
+    """What ``pack`` was given, on a copy of an empty classifier made by ``apart``."""
+    part = empty.copy()
     learner = part.learner_
-    blob = zlib.decompress(payload)
-    names = _class_names(blob)
-    learner.meet(label_of(name) for name in names)
-    tensors = tensors_from(blob)
-    for name, stats in zip(learner.statistics, learner.class_stats()):
-        stats.load_state_dict({key: tensors[f"{name}.{key}"] for key in stats.state_dict()})
-    part._names = {label_of(name): name for name in names}
-    part._counts.update(dict(zip(names, learner.class_stats()[0].count.tolist())))
+    length = int.from_bytes(payload[:8], "little")
+    about = json.loads(payload[8 : 8 + length])["__metadata__"]
+    counts: dict[str, int] = json.loads(about["counts"])
+    shapes: dict[str, list[int]] = json.loads(about["zeros"])
+    types = {name: tensor.dtype for name, tensor in learner.state_dict().items()}
+    zeros = {name: torch.zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
+    learner.load_state_dict(tensors_from(payload) | zeros, strict=False)  # the network is the model's own
+    part._names = {label_of(name): name for name in counts}
+    part._counts.update(counts)
     return part
-
-
-def _class_names(blob: bytes) -> list[str]:
-    length = int.from_bytes(blob[:8], "little")
-    header = json.loads(blob[8 : 8 + length])
-    names: list[str] = json.loads(header["__metadata__"]["classes"])
-    return names
 
 
 def _check_owner(path: Path, content: bytes, history: Sequence[str]) -> int:

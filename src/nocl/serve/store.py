@@ -35,11 +35,12 @@ class Store:
         self._lock = hold(path)
         try:
             self.model = Classifier.load(path, trust=trust, device=device)
-            if not self.model.learner_.statistics:
+            if not self.model.learner_.mergeable:
                 raise UnsupportedError(
                     f"method {self.model.method!r} changes its network as it learns, which a journal of statistics "
                     "cannot hold; fit a model with a method on class statistics such as ncm"
                 )
+            self._empty = self.model.apart()
             _clear_unfinished(path)
             self._journal = Journal(journal_of(path), [entry["id"] for entry in self.model.history_])
             self._replay()
@@ -49,7 +50,7 @@ class Store:
 
     def learn(self, pictures: Sequence[tuple[Tensor, str]]) -> Classifier:
         """Learn batches of images, each of one class. When this returns, it is on disk and published."""
-        part = self.model.apart()
+        part = self._empty.copy()
         for x, name in pictures:
             part.partial_fit(x, name)
         payload = pack(part)
@@ -91,7 +92,7 @@ class Store:
     def _applied(self, payload: bytes) -> Classifier:
         """The next model. It takes in what the journal holds, not what was computed, so a replay is the same."""
         changed = self.model.copy()
-        changed.take_in(unpack(payload, changed))
+        changed.take_in(unpack(payload, self._empty))
         changed.sequence_ += 1
         return changed
 

@@ -1,0 +1,98 @@
+"""Forgetting a class and joining learners, for every method that says it can."""
+
+import pytest
+import torch
+
+from nocl.learner import FrozenLearner, Learner, UnsupportedError
+from nocl.methods import METHODS, make
+
+MERGEABLE = [name for name, cls in METHODS.items() if make(name, backbone="tiny_resnet18").mergeable]
+
+
+def features(seed: int, n: int, dim: int) -> torch.Tensor:
+    return torch.rand(n, dim, generator=torch.Generator().manual_seed(seed)) + 0.1
+
+
+def taught(name: str, lessons: list[tuple[int, int, int]]) -> FrozenLearner:
+    """A learner on features; a lesson is (seed, label, number of images)."""
+    learner = make(name, backbone="tiny_resnet18")
+    assert isinstance(learner, FrozenLearner)
+    for seed, label, n in lessons:
+        learner.learn(features(seed, n, learner.feature_dim), torch.full((n,), label))
+    return learner
+
+
+def assert_close(a: Learner, b: Learner) -> None:
+    mine, theirs = a.state_dict(), b.state_dict()
+    assert mine.keys() == theirs.keys()
+    for key in mine:
+        if key != "_extra_state":
+            torch.testing.assert_close(mine[key], theirs[key], rtol=1e-5, atol=1e-9)
+
+
+def test_the_methods_for_practice_are_mergeable() -> None:
+    assert {"ncm", "fecam"} <= set(MERGEABLE)
+    assert "finetune" not in MERGEABLE
+
+
+@pytest.mark.parametrize("name", MERGEABLE)
+def test_merging_equals_having_seen_everything(name: str) -> None:
+    first, second = [(1, 7, 5), (2, 3, 4)], [(3, 3, 6), (4, 9, 2)]
+    joined = taught(name, first)
+    joined.merge(taught(name, second))
+    whole = taught(name, first + second)
+    assert joined.classes_.tolist() == [7, 3, 9]
+    assert_close(joined, whole)
+    z = features(5, 3, whole.feature_dim)
+    torch.testing.assert_close(joined.score(z), whole.score(z), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MERGEABLE)
+def test_forgetting_leaves_the_learner_that_never_met_the_class(name: str) -> None:
+    learner = taught(name, [(1, 7, 5), (2, 3, 4), (3, 9, 6)])
+    learner.forget(3)
+    assert learner.forgets_exactly
+    assert learner.classes_.tolist() == [7, 9]
+    assert_close(learner, taught(name, [(1, 7, 5), (3, 9, 6)]))
+    learner.learn(features(6, 3, learner.feature_dim), torch.tensor([3, 9, 3]))
+    assert learner.classes_.tolist() == [7, 9, 3]
+
+
+@pytest.mark.parametrize("name", MERGEABLE)
+def test_subtracting_undoes_merging(name: str) -> None:
+    part = taught(name, [(3, 3, 6), (4, 9, 2)])
+    learner = taught(name, [(1, 7, 5), (2, 3, 4), (5, 9, 3)])
+    before = taught(name, [(1, 7, 5), (2, 3, 4), (5, 9, 3)])
+    learner.merge(part)
+    learner.subtract(part)
+    assert_close(learner, before)
+    with pytest.raises(ValueError, match="more samples"):
+        learner.subtract(taught(name, [(1, 7, 50)]))
+
+
+@pytest.mark.parametrize("name", MERGEABLE)
+def test_an_empty_copy_shares_the_network_and_nothing_else(name: str) -> None:
+    learner = taught(name, [(1, 7, 5)])
+    empty = learner.empty_copy()
+    assert empty.network is learner.network
+    assert len(empty.classes_) == 0
+    empty.learn(features(2, 2, learner.feature_dim), torch.tensor([7, 7]))
+    assert_close(learner, taught(name, [(1, 7, 5)]))
+
+
+def test_a_method_that_trains_its_network_says_what_it_cannot_do() -> None:
+    learner = make("finetune", backbone="tiny_resnet18")
+    with pytest.raises(UnsupportedError, match="Finetune as it is set cannot forget a class"):
+        learner.forget(0)
+    with pytest.raises(UnsupportedError, match="ncm"):
+        learner.merge(make("finetune", backbone="tiny_resnet18"))
+
+
+def test_learners_on_different_networks_or_settings_do_not_merge() -> None:
+    learner = make("ncm", backbone="tiny_resnet18")
+    with pytest.raises(ValueError, match="networks differ"):
+        learner.merge(make("ncm", backbone="tiny_resnet18", seed=1))
+    with pytest.raises(ValueError, match="power is 0.5 here and 1.0 there"):
+        learner.merge(make("ncm", backbone="tiny_resnet18", power=1.0))
+    with pytest.raises(ValueError, match="FeCAM into NCM"):
+        learner.merge(make("fecam", backbone="tiny_resnet18"))
