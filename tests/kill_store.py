@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import torch
-from practice_models import COLOURS, fitted, pictures, same_bits, state
 
 from nocl.classifier import Classifier
 from nocl.serve.store import Store
+from practice_models import COLOURS, fitted, pictures, same_bits, state
 
 NAMES = sorted(COLOURS)
 

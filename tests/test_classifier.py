@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from practice_models import COLOURS, fitted, folder_of, image_of, pictures, png, same_bits, state, untaught
 
 from nocl.calibration import Calibration, auc, calibrate, fit_temperature
 from nocl.classifier import Classifier, label_of
 from nocl.data.decode import BadImageError
 from nocl.learner import NotFittedError, UnsupportedError
+from practice_models import COLOURS, fitted, folder_of, image_of, pictures, png, same_bits, state, untaught
 
 
 def test_it_learns_predicts_and_scores_by_name() -> None:
@@ -173,7 +173,7 @@ def test_temperature_and_rejection_come_from_held_out_images() -> None:
     refused = [name is None for name in model.predict(known, reject=0.1)]
     assert np.mean(refused) < 0.5
     far = torch.randint(0, 256, (20, 3, 32, 32), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
-    assert [name for name in model.predict(far, reject=0.1)] == [None] * 20
+    assert list(model.predict(far, reject=0.1)) == [None] * 20
     with pytest.raises(ValueError, match="reject must be a share"):
         model.predict(known, reject=1.5)
     with pytest.raises(ValueError, match="reject needs a model fitted"):
@@ -225,7 +225,9 @@ def test_a_packaged_network_works_at_once() -> None:
     assert model.predict_proba(png("red", 4)).max() > 0.5
 
 
-def test_timm_networks_are_asked_for_weights_once_and_normalised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_timm_networks_are_asked_for_weights_once_and_normalised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[bool] = []
 
     class Net(torch.nn.Module):

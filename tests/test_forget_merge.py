@@ -92,7 +92,7 @@ def test_learners_on_different_networks_or_settings_do_not_merge() -> None:
     learner = make("ncm", backbone="tiny_resnet18")
     with pytest.raises(ValueError, match="networks differ"):
         learner.merge(make("ncm", backbone="tiny_resnet18", seed=1))
-    with pytest.raises(ValueError, match="power is 0.5 here and 1.0 there"):
+    with pytest.raises(ValueError, match=r"power is 0\.5 here and 1\.0 there"):
         learner.merge(make("ncm", backbone="tiny_resnet18", power=1.0))
     with pytest.raises(ValueError, match="FeCAM into NCM"):
         learner.merge(make("fecam", backbone="tiny_resnet18"))

@@ -16,7 +16,6 @@ pytest.importorskip("httpx", reason="the test client needs httpx")
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
-from practice_models import fitted, png
 
 from nocl.classifier import Classifier
 from nocl.serve.app import build
@@ -24,6 +23,7 @@ from nocl.serve.limits import Limits
 from nocl.serve.server import UnsafeAddressError, check_address
 from nocl.serve.store import Store, journal_of
 from nocl.serve.workers import FullError, Worker
+from practice_models import fitted, png
 
 TOKEN = "a-token-of-good-length"
 
@@ -109,9 +109,7 @@ def test_a_body_without_a_declared_length_is_counted_as_it_comes(path: Path) -> 
             yield bytes(10_000)
 
     with client(path, body_bytes=50_000) as web:
-        answer = web.post(
-            "/predict", content=endless(), headers={"content-type": "multipart/form-data; boundary=b"}
-        )
+        answer = web.post("/predict", content=endless(), headers={"content-type": "multipart/form-data; boundary=b"})
         assert answer.status_code == 413
 
 
@@ -204,6 +202,7 @@ def _full(descriptor: int) -> None:
 
 def test_many_clients_teach_and_ask_at_once_and_every_lesson_counts(path: Path) -> None:
     with client(path, waiting_learnings=1000, waiting_images=1000) as web, ThreadPoolExecutor(8) as pool:
+
         def teach(i: int) -> int:
             return web.post("/learn", data={"label": f"c{i % 5}"}, files=files(png("blue", i))).status_code
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from practice_models import fitted, pictures, same_bits, state
 
 from nocl.classifier import Classifier
 from nocl.files import DamagedFileError
 from nocl.learner import UnsupportedError
 from nocl.serve.journal import pack, unpack
 from nocl.serve.store import BusyModelError, Store, journal_of
+from practice_models import fitted, pictures, same_bits, state
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from nocl.batch import Batch
 from nocl.checkpoint import load, save
+from nocl.classifier import Classifier
 from nocl.data import Dataset, ImageSet
 from nocl.learner import FrozenLearner, Learner, NotFittedError
 from nocl.methods import METHODS, make
@@ -12,6 +13,7 @@ from nocl.version import __version__
 __all__ = [
     "METHODS",
     "Batch",
+    "Classifier",
     "Dataset",
     "FrozenLearner",
     "ImageSet",

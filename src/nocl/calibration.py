@@ -32,14 +32,10 @@ class Calibration:
     def threshold(self, refused: float) -> float:
         """The confidence below which that share of images of known classes falls."""
         if not 0 <= refused < 1:
-            raise ValueError(
-                f"reject must be a share of known images from 0 to below 1 (True is 0.05), not {refused}"
-            )
+            raise ValueError(f"reject must be a share of known images from 0 to below 1 (True is 0.05), not {refused}")
         if not self.reached:
             raise ValueError("reject needs a model fitted with held-out images: call fit with some per class")
-        return float(
-            torch.quantile(torch.tensor(self.reached, dtype=torch.float64), refused, interpolation="lower")
-        )
+        return float(torch.quantile(torch.tensor(self.reached, dtype=torch.float64), refused, interpolation="lower"))
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """float64 [B, K], rows sum to 1."""

@@ -74,7 +74,7 @@ class Classifier:
 
     # --- scikit-learn habits ----------------------------------------------------------------------------------
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments that build this classifier again."""
         return {name: getattr(self, name) for name in _PARAMETERS}
 
@@ -113,9 +113,7 @@ class Classifier:
             raise NotFittedError("this classifier has met no class yet: call fit or partial_fit first")
         return self._learner
 
-    def fit(
-        self, images: Pictures, names: str | Sequence[str], *, workdir: Path | None = None
-    ) -> "Classifier":
+    def fit(self, images: Pictures, names: str | Sequence[str], *, workdir: Path | None = None) -> "Classifier":
         """Start anew from base images: train the network if it is to be trained, then learn and calibrate."""
         x, y = self._batch(images, names)
         if not len(x):
@@ -172,9 +170,10 @@ class Classifier:
         ``reject`` is the share of images of known classes that may be refused by mistake; ``True`` is 0.05.
         """
         scores = self._scores(images)
-        names = np.array(self.class_names, dtype=object)[scores.argmax(1).numpy()]
+        names: NDArray[Any] = np.array(self.class_names, dtype=object)[scores.argmax(1).numpy()]
         if reject is False:
-            return names.astype(np.str_)
+            plain: NDArray[Any] = names.astype(np.str_)
+            return plain
         names[self.refused(scores, reject).numpy()] = None
         return names
 
@@ -274,7 +273,7 @@ class Classifier:
             "normalisation": _normalisation(self.learner_),
             "holdout": self.holdout,
             "calibration": self.calibration_.to_json(),
-            "history": copy.deepcopy(self.history_),
+            "history": [{**entry} for entry in copy.deepcopy(self.history_)],
             "sequence": self.sequence_,
             "privacy": self.privacy(),
         }
@@ -282,13 +281,13 @@ class Classifier:
     def privacy(self) -> dict[str, JSON]:
         """What is kept of the images: counted in the learner's state, not promised."""
         learner = self.learner_
-        sizes = learner.state_bytes()
+        statistics = learner.state_bytes()["statistics"] - learner.draw.get_state().numel()
         n_classes = max(1, len(learner.classes_))
         return {
             "images_stored": 0 if not learner.stores_exemplars else None,
             "stores_exemplars": learner.stores_exemplars,
             "kept": learner.kept(),
-            "bytes_per_class": round(sizes["statistics"] / n_classes),
+            "bytes_per_class": round(statistics / n_classes),
             "forgets_exactly": learner.forgets_exactly,
             "single_image_classes": sum(count == 1 for count in self.counts_.values()),
         }

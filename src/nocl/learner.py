@@ -235,7 +235,9 @@ class Learner(nn.Module):
         if type(other) is not type(self):
             raise ValueError(f"cannot merge {type(other).__name__} into {type(self).__name__}")
         mine, theirs = self.get_params() | {"seed": 0}, other.get_params() | {"seed": 0}
-        differ = [f"{name} is {mine[name]} here and {theirs[name]} there" for name in mine if mine[name] != theirs[name]]
+        differ = [
+            f"{name} is {mine[name]} here and {theirs[name]} there" for name in mine if mine[name] != theirs[name]
+        ]
         if differ:
             raise ValueError(f"cannot merge: {', '.join(differ)}")
         if other.network is self.network:

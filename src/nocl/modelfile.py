@@ -140,9 +140,7 @@ def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSO
         raise DamagedFileError(f"{path}: the header lacks a method or its network")
     if params.get("weights") is not None:
         raise DamagedFileError(f"{path}: a model file carries its own network and may not name another file")
-    known = method in METHODS and (
-        backbone in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}", backbone) is not None
-    )
+    known = method in METHODS and (backbone in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}", backbone) is not None)
     if not known and not trust:
         raise DamagedFileError(
             f"{path} names the method {method!r} on the network {backbone!r}, which do not both ship with nocl; "

@@ -49,10 +49,8 @@ def export_onnx(model: Classifier, path: Path) -> None:
     except Exception as error:  # the exporter raises many kinds, all meaning that the scores cannot be traced
         raise UnsupportedError(f"method {model.method!r} cannot be exported to ONNX: {error}") from error
     proto: Any = program.model_proto  # type: ignore[union-attr]
-    for key, value in {
-        "classes": json.dumps(model.class_names), "size": str(model.size), "temperature": repr(model.calibration_.temperature),
-        "method": model.method,
-    }.items():  # fmt: skip
+    about = {"classes": json.dumps(model.class_names), "size": str(model.size), "method": model.method}
+    for key, value in {**about, "temperature": repr(model.calibration_.temperature)}.items():
         proto.metadata_props.add(key=key, value=value)
     onnx.checker.check_model(proto)
     blob = io.BytesIO(proto.SerializeToString())

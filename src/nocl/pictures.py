@@ -44,7 +44,9 @@ def _one(picture: Picture, size: int, position: int) -> NDArray[np.uint8]:
     if isinstance(picture, np.ndarray | Tensor):
         found = list(_images_in(picture))
         if len(found) != 1:
-            raise ValueError(f"picture {position} is a batch of {len(found)}; give one batch or a list of single images")
+            raise ValueError(
+                f"picture {position} is a batch of {len(found)}; give one batch or a list of single images"
+            )
         return _fitted(found[0], size)
     where = str(picture) if isinstance(picture, str | Path) else f"picture {position}"
     try:
@@ -66,9 +68,7 @@ def _images_in(array: NDArray[np.uint8] | Tensor) -> NDArray[np.uint8]:
         raise TypeError(f"pixels must be uint8 from 0 to 255, not {values.dtype}; convert them first")
     batch = values[None] if values.ndim == 3 else values
     if batch.ndim != 4 or 3 not in (batch.shape[1], batch.shape[3]):
-        raise ValueError(
-            f"images must be [B, 3, H, W] or [B, H, W, 3] (or one without B), not {list(values.shape)}"
-        )
+        raise ValueError(f"images must be [B, 3, H, W] or [B, H, W, 3] (or one without B), not {list(values.shape)}")
     return batch if batch.shape[1] == 3 else batch.transpose(0, 3, 1, 2)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from nocl.cli.compare import compare_app
 from nocl.cli.data import data_app
+from nocl.cli.practice import practice_app
 from nocl.cli.run import run_app
 from nocl.version import __version__
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(run_app)
 app.add_typer(compare_app)
+app.add_typer(practice_app)
 app.add_typer(data_app, name="data")
 
 

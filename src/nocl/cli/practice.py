@@ -20,7 +20,7 @@ from nocl.progress import track
 from nocl.seeding import generator
 from nocl.serve.store import Store, hold, journal_of
 
-app = typer.Typer()
+practice_app = typer.Typer()
 _AT_ONCE = 64
 
 Model = Annotated[Path, typer.Argument(help="A model file (.nocl).")]
@@ -31,7 +31,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")]
 
 
-@app.command()
+@practice_app.command()
 def fit(
     folder: Folder,
     output: Annotated[Path, typer.Option("-o", "--output", help="The model file to write.")],
@@ -42,9 +42,7 @@ def fit(
     size: Annotated[int, typer.Option(help="Side in pixels to which images are brought.")] = 32,
     holdout: Annotated[float, typer.Option(help="Share of each class kept back to calibrate with.")] = 0.1,
     param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeat.")] = None,
-    recipe: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for the network's training; repeat.")
-    ] = None,
+    recipe: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the network's training; repeat.")] = None,
     seed: int = 0,
     skip_bad: SkipBad = False,
     device: Device = "cpu",
@@ -60,13 +58,11 @@ def fit(
     _say(f"{output}: {_summary(model)}")
 
 
-@app.command()
+@practice_app.command()
 def learn(
     model_file: Model,
     folder: Folder,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write here instead of in place.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of in place.")] = None,
     skip_bad: SkipBad = False,
     trust: Trust = False,
     device: Device = "cpu",
@@ -84,7 +80,7 @@ def learn(
     _say(f"{output or model_file}: {_summary(model)}")
 
 
-@app.command()
+@practice_app.command()
 def predict(
     model_file: Model,
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
@@ -120,7 +116,7 @@ def predict(
         raise typer.Exit(1)
 
 
-@app.command()
+@practice_app.command()
 def evaluate(
     model_file: Model,
     folder: Folder,
@@ -155,7 +151,7 @@ def evaluate(
         _say(f"not in the model: {', '.join(sorted(set(right) - set(known)))}")
 
 
-@app.command()
+@practice_app.command()
 def merge(
     first: Model,
     second: Model,
@@ -173,7 +169,7 @@ def merge(
     _say(f"{output}: {_summary(model)}")
 
 
-@app.command()
+@practice_app.command()
 def inspect(model_file: Model, as_json: AsJson = False) -> None:
     """What a model file is and what it keeps, without building the model."""
     header = modelfile.describe(model_file)
@@ -185,18 +181,20 @@ def inspect(model_file: Model, as_json: AsJson = False) -> None:
     _say(f"{'size':14} {header['params']['image_size']} px")  # type: ignore[index, call-overload]
     _say(f"{'bytes':14} {model_file.stat().st_size:,}")
     calibration, privacy = header["calibration"], header["privacy"]
-    assert isinstance(calibration, dict) and isinstance(privacy, dict)
+    assert isinstance(calibration, dict)
+    assert isinstance(privacy, dict)
     _say(f"{'calibrated on':14} {calibration['images']} held-out images")
     for key, value in privacy.items():
         _say(f"{key.replace('_', ' '):24} {value}")
     classes, counts = header["classes"], header["counts"]
-    assert isinstance(classes, list) and isinstance(counts, list)
+    assert isinstance(classes, list)
+    assert isinstance(counts, list)
     _say(f"{len(classes)} classes:")
     for name, count in zip(classes, counts):
         _say(f"{count:8}  {name}")
 
 
-@app.command()
+@practice_app.command()
 def export(
     model_file: Model,
     onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
@@ -210,10 +208,12 @@ def export(
     _say(f"{onnx}: {len(model.class_names)} classes, {onnx.stat().st_size:,} bytes")
 
 
-@app.command()
+@practice_app.command()
 def serve(
     model_file: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine need NOCL_TOKEN.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine need NOCL_TOKEN.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     trust: Trust = False,
     device: Device = "cpu",
@@ -228,9 +228,7 @@ def serve(
     run(model_file, host=host, port=port, token=os.environ.get("NOCL_TOKEN") or None, trust=trust, device=device)
 
 
-def _read(
-    folder: Path, size: int, skip_bad: bool, shuffle: int | None
-) -> Iterator[tuple[torch.Tensor, list[str]]]:
+def _read(folder: Path, size: int, skip_bad: bool, shuffle: int | None) -> Iterator[tuple[torch.Tensor, list[str]]]:
     """Batches of a folder's images with their class names; nothing is kept on disk."""
     class_names, files, labels = class_files(folder)
     order = np.arange(len(files))
@@ -273,8 +271,7 @@ def _fold_journal(path: Path, trust: bool) -> None:
 def _top(model: Classifier, scores: torch.Tensor, top: int) -> list[dict[str, Any]]:
     best, columns = model.calibration_.probabilities(scores)[0].topk(min(top, len(model.class_names)))
     return [
-        {"label": model.class_names[c], "probability": round(p, 6)}
-        for p, c in zip(best.tolist(), columns.tolist())
+        {"label": model.class_names[c], "probability": round(p, 6)} for p, c in zip(best.tolist(), columns.tolist())
     ]
 
 

@@ -42,6 +42,7 @@ class FeCAM(FrozenLearner):
 
     depends_on_batching: ClassVar[bool] = False
     statistics = ("stats", "raw")
+    statistics: ClassVar[tuple[str, ...]] = ("stats", "raw")
 
     common_: Tensor  # float64 [d, d], the authors' shared covariance
     n_common_: Tensor  # int64 [], classes in it

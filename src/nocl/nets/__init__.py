@@ -1,4 +1,4 @@
-"""Networks by name: ``build("reduced_resnet18")``, ``build("timm:NAME")``, or a user's own as ``build("module:factory")``."""
+"""Networks by name: ``build("reduced_resnet18")``, ``timm:NAME``, or a user's own as ``module:factory``."""
 
 from collections.abc import Callable
 

@@ -128,10 +128,11 @@ def _check_owner(path: Path, content: bytes, history: Sequence[str]) -> int:
     end = content.find(b"\n") + 1
     try:
         owner: JSON = json.loads(content[:end])
-        assert end and isinstance(owner, dict) and owner["kind"] == "nocl journal" and owner["format"] == 1
-    except (AssertionError, KeyError, ValueError):
-        raise DamagedFileError(f"{path} is not a journal that this nocl can read; move it away") from None
-    if owner["model"] not in history:
+    except ValueError:
+        owner = None
+    if not isinstance(owner, dict) or (owner.get("kind"), owner.get("format")) != ("nocl journal", 1):
+        raise DamagedFileError(f"{path} is not a journal that this nocl can read; move it away")
+    if owner.get("model") not in history:
         raise DamagedFileError(
             f"{path} belongs to another model or an older copy of this one; put back the model it was written "
             "beside, or move the journal away to give up what it holds"

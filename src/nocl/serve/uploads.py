@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ async def _form(request: Request, limits: Limits) -> "FormData":
         raise HTTPException(408, f"the upload took longer than {limits.upload_seconds:g} s") from None
 
 
-async def _counted(request: Request, limits: Limits) -> AsyncIterator[bytes]:
+async def _counted(request: Request, limits: Limits) -> AsyncGenerator[bytes, None]:
     total = 0
     async for chunk in request.stream():
         total += len(chunk)
@@ -82,7 +82,9 @@ async def _counted(request: Request, limits: Limits) -> AsyncIterator[bytes]:
 
 
 def _too_large(limits: Limits) -> HTTPException:
-    return HTTPException(413, f"a request may have at most {limits.body_bytes >> 20} MB; send fewer or smaller pictures")
+    return HTTPException(
+        413, f"a request may have at most {limits.body_bytes >> 20} MB; send fewer or smaller pictures"
+    )
 
 
 def _decoded(contents: list[tuple[str, bytes]], size: int, pixel_limit: int) -> Tensor:

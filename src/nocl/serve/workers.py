@@ -144,9 +144,7 @@ class Lesson:
     images: Tensor | None
 
 
-def teacher(
-    store: Store, *, waiting: int, together: int, max_classes: int
-) -> Worker[Lesson, Classifier]:
+def teacher(store: Store, *, waiting: int, together: int, max_classes: int) -> Worker[Lesson, Classifier]:
     """The one worker that changes the model. When it answers, the change is on disk."""
 
     def work(lessons: list[Lesson]) -> list[Classifier | Exception]:
