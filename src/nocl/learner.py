@@ -348,6 +348,10 @@ class FrozenLearner(Learner):
         """Scores [B, K] of features [B, d]."""
         raise NotImplementedError(f"{type(self).__name__} must define score(z)")
 
+    def portable_score(self, z: Tensor) -> Tensor:
+        """The same scores by tensor arithmetic that does not depend on the data, for exporting."""
+        return self.score(z)
+
     def finish_base(self) -> None:
         """The statistics of the base session are complete; choose here what base data may choose."""
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nocl.classifier import Classifier
 from nocl.files import write_atomically
-from nocl.learner import Learner, UnsupportedError
+from nocl.learner import FrozenLearner, Learner, UnsupportedError
 from nocl.nets.timm import MissingExtraError
 
 
@@ -28,7 +28,10 @@ class _Scorer(nn.Module):
         self.learner, self.temperature = learner, temperature
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.learner.decision_function(images).float()
+        if isinstance(self.learner, FrozenLearner):
+            scores = self.learner.portable_score(self.learner.features(images)).float()
+        else:
+            scores = self.learner.decision_function(images).float()
         return scores, torch.softmax(scores / self.temperature, dim=1)
 
 

@@ -84,6 +84,32 @@ class ClassShapes(nn.Module):
             theirs = other.scatter(met.nonzero()[:, 0][part], other_stats.count)
             self._add(classes[part], theirs + shift[part, :, None] * shift[part, None, :])
 
+    @torch.no_grad()
+    def subtract(
+        self, other: "ClassShapes", columns: Tensor, before: tuple[Tensor, Tensor], other_stats: ClassStats
+    ) -> None:
+        """Undo ``merge``, to rounding; ``before`` are our counts and means while they still held the other's."""
+        count, mean = before
+        for i in (other_stats.count > 0).nonzero()[:, 0]:
+            column, taken = columns[i : i + 1].to(count.device), other_stats.count[i].double()
+            left = count[column].double() - taken
+            self._open(column, count)
+            if float(left) == 0:
+                self.triangle[self.row[column]] = 0
+                continue
+            shift = (other_stats.mean[i] - mean[column[0]]) * (taken * count[column].double() / left).sqrt()
+            self._add(column, -other.scatter(i[None], other_stats.count) - shift[None, :, None] * shift[None, None, :])
+
+    def remove(self, column: int) -> None:
+        """Forget one class."""
+        row = int(self.row[column])
+        if row >= 0:
+            self.triangle = torch.cat([self.triangle[:row], self.triangle[row + 1 :]])
+        keep = torch.arange(len(self), device=self.row.device) != column
+        self.row, self.directions, self.weights = self.row[keep], self.directions[keep], self.weights[keep]
+        if row >= 0:
+            self.row = self.row - (self.row > row).long()
+
     def scatter(self, columns: Tensor, count: Tensor) -> Tensor:
         """Dense scatter float64 [C, d, d] of these classes, which have ``count[columns]`` images each."""
         out = self.triangle.new_zeros(len(columns), self.dim * self.dim, dtype=torch.float64)

@@ -45,7 +45,7 @@ from torch import Tensor
 
 from nocl import linalg
 from nocl.batch import JSON
-from nocl.learner import FrozenLearner
+from nocl.learner import FrozenLearner, Learner
 from nocl.prototypes import ClassStats, check_features, tukey
 from nocl.shapes import ClassShapes
 
@@ -59,6 +59,7 @@ class RDA(FrozenLearner):
     """Regularised discriminant analysis, exact in one pass."""
 
     depends_on_batching: ClassVar[bool] = False
+    statistics: ClassVar[tuple[str, ...]] = ("stats",)
 
     def __init__(
         self,
@@ -108,12 +109,60 @@ class RDA(FrozenLearner):
                 self.shapes.update(part, where, self.stats)
             self.stats.update(part, where)
 
-    def merge(self, other: "RDA") -> None:
-        """Take in what another learner with the same network and parameters has learned elsewhere."""
-        columns = self.columns(other.classes_)
+    # --- forgetting and merging: see Learner ------------------------------------------------------------------
+
+    @property
+    def forgets_exactly(self) -> bool:
+        """With a whole covariance of each class the shared one is made anew from those that stay."""
+        return self.storage in ("full", "mean")
+
+    def kept(self) -> str:
+        own = {"full": "mean and covariance", "lowrank": f"mean and {self.rank} directions of its covariance"}
+        beside = "" if self.storage == "mean" else ", beside one covariance of all classes"
+        return f"of each class: count, {own.get(self.storage, 'mean')} of its features{beside}"
+
+    def shrink(self, column: int) -> None:
+        super().shrink(column)
+        if self.has_shapes:
+            self.shapes.remove(column)
+        if self.storage == "full":
+            self.stats.scatter.zero_()
+            for part in torch.arange(len(self.stats), device=self.device).split(_MATRICES_AT_ONCE):
+                self.stats.scatter += self.shapes.scatter(part, self.stats.count).sum(0)
+
+    def absorb(self, other: Learner, columns: Tensor) -> None:
+        assert isinstance(other, RDA)
         if self.has_shapes:
             self.shapes.merge(other.shapes, columns, self.stats, other.stats)
-        self.stats.merge(other.stats, columns)
+        super().absorb(other, columns)
+
+    def release(self, other: Learner, columns: Tensor) -> None:
+        assert isinstance(other, RDA)
+        before = self.stats.count.clone(), self.stats.mean.clone()
+        super().release(other, columns)  # refuses before anything has changed
+        if self.has_shapes:
+            self.shapes.subtract(other.shapes, columns, before, other.stats)
+
+    def clear(self) -> None:
+        super().clear()
+        reference = self.shapes.reference
+        self.shapes = ClassShapes(self.feature_dim, self.shapes.rank).to(self.device)
+        self.shapes.reference = reference.clone()
+
+    def portable_score(self, z: Tensor) -> Tensor:
+        """Exact scores of all classes as one product: no shortlist, whose choice of classes cannot be exported."""
+        z = tukey(z, self.power)
+        rule = self._derive()
+        if not self.has_shapes:
+            return rule.shared_scores(z)
+        self._factorise(rule, torch.arange(len(self.stats), device=self.device))
+        pairs = [rule.exact[c] for c in range(len(self.stats))]
+        roots = torch.stack([root for root, _ in pairs])  # [K, d, d]
+        anchors = (roots @ rule.mean[:, :, None])[:, :, 0]  # [K, d]
+        n_classes, d = anchors.shape
+        seen = (z @ roots.reshape(n_classes * d, d).T).view(-1, n_classes, d)
+        scores = -(seen - anchors).square().sum(2)
+        return scores - torch.stack([size for _, size in pairs]) if self.log_determinant else scores
 
     def finish_base(self) -> None:
         self.end_session()

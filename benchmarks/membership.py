@@ -1,0 +1,95 @@
+"""Can one tell from a model file whether an image was learned? A membership-inference test on real CIFAR-100.
+
+    python benchmarks/membership.py --root DATA --out benchmarks/results/membership.json
+
+For classes taught with n images each, an attacker who holds the model file scores candidate images: members, which
+were learned, and others of the same classes, which were not. The score is the closeness of the image's features to
+the class's statistics (NCM: the distance to the mean; RDA: the Mahalanobis distance the model itself uses). AUC 0.5
+means that he cannot tell, 1 that he always can. Two kinds of images are tested: *new* ones, which the network was
+never trained on (members and others both come from the test split), and *training* ones against test images, which
+shows what the network, not the statistics, gives away. Each case is repeated over seeds.
+"""
+
+import argparse
+import platform
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nocl.calibration import auc
+from nocl.classifier import Classifier, label_of
+from nocl.data.cifar100 import cifar100
+from nocl.data.images import ImageSet
+from nocl.files import file_digest, write_json
+from nocl.learner import FrozenLearner
+from nocl.version import __version__
+from nocl.weights import file as weights_file
+
+
+def features_of(model: FrozenLearner, images: ImageSet, n_classes: int, each: int) -> dict[int, torch.Tensor]:
+    """The first ``each`` images of each class as features."""
+    found = {}
+    for label in range(n_classes):
+        x, _ = images.subset(np.flatnonzero(images.labels == label)[:each]).take(np.arange(each))
+        found[label] = model.features(x)
+    return found
+
+
+def attack(
+    empty: Classifier, members: dict[int, torch.Tensor], others: dict[int, torch.Tensor], names: tuple[str, ...]
+) -> float:
+    """AUC of closeness to the own class's statistics, averaged over the classes."""
+    model = empty.apart()
+    learner = model.learner_
+    assert isinstance(learner, FrozenLearner)
+    for label, z in members.items():
+        learner.learn(z, torch.full((len(z),), label_of(names[label])))
+    scores = []
+    for column, label in enumerate(members):
+        inside = learner.score(members[label])[:, column]
+        scores.append(auc(inside, learner.score(others[label])[:, column]))
+    return float(np.mean(scores))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--root", type=Path, required=True, help="folder of cifar-100-python")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/membership.json"))
+    parser.add_argument("--classes", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    data = cifar100(root=given.root)
+    rows = []
+    for method, params in (("ncm", {}), ("rda", {"shortlist": None})):
+        seed_image = np.zeros((1, 3, 32, 32), dtype=np.uint8)
+        empty = Classifier(method, params=params).partial_fit(seed_image, "start").apart()
+        learner = empty.learner_
+        assert isinstance(learner, FrozenLearner)
+        new = features_of(learner, data.test, given.classes, 100)
+        trained = features_of(learner, data.train, given.classes, 100)
+        for kind, pool in (("new", new), ("training", trained)):
+            for n in (1, 2, 5, 10, 50):
+                values = []
+                for seed in range(given.seeds):
+                    order = torch.randperm(100, generator=torch.Generator().manual_seed(seed))
+                    members = {label: z[order[:n]] for label, z in pool.items()}
+                    others = {label: z[order[50:]] for label, z in new.items()}
+                    values.append(attack(empty, members, others, data.class_names))
+                rows.append({"method": method, "images": kind, "per_class": n, "auc": float(np.mean(values)),
+                             "std_over_seeds": float(np.std(values))})  # fmt: skip
+                print(f"{method} {kind:8} n={n:3}  AUC {np.mean(values):.3f} +- {np.std(values):.3f}", flush=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    write_json(given.out, {
+        "command": f"python benchmarks/membership.py --classes {given.classes} --seeds {given.seeds}",
+        "classes": given.classes, "seeds": given.seeds, "backbone": "cifar100",
+        "backbone_sha256": file_digest(weights_file("cifar100")), "nocl": __version__, "commit": commit,
+        "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "rows": rows,
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
