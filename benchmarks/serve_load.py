@@ -154,7 +154,11 @@ def measure(path: Path, requests: int, total: int, clients: int) -> dict[str, An
     try:
         drive(port, pictures, predict[:20] + learn[:20], 2)
         acknowledged = 20
-        for name, work in (("predict", predict), ("learn", learn), ("mixed", [w for p in zip(predict, learn) for w in p])):
+        for name, work in (
+            ("predict", predict),
+            ("learn", learn),
+            ("mixed", [w for p in zip(predict, learn) for w in p]),
+        ):
             result[name] = drive(port, pictures, work, clients)
             acknowledged += result[name]["images_learned"]
             print(name, json.dumps(result[name]), flush=True)

@@ -41,7 +41,6 @@ class FeCAM(FrozenLearner):
     """Feature covariance-aware metric."""
 
     depends_on_batching: ClassVar[bool] = False
-    statistics = ("stats", "raw")
     statistics: ClassVar[tuple[str, ...]] = ("stats", "raw")
 
     common_: Tensor  # float64 [d, d], the authors' shared covariance
