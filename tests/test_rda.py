@@ -63,14 +63,14 @@ def test_scores_equal_the_formula_for_classes_of_one_to_many_images() -> None:
     z, y = gaussians([1, 2, 5, 60, 200])
     query = gaussians([4] * 5, seed=1)[0]
     for prior, ridge in ((0.2, 0.01), (0.01, 0.1), (100.0, 0.0001)):
-        learner = taught(rda(prior=prior, ridge=ridge, shortlist=None), z, y)
+        learner = taught(rda(prior=prior, ridge=ridge, shortlist=None, unbiased=False), z, y)
         torch.testing.assert_close(
             learner.score(query).double(), by_formula(z, y, query, prior, ridge), rtol=2e-3, atol=1e-2
         )
 
 
 def test_hand_computed_distance_in_one_dimension() -> None:
-    learner = rda(power=1, prior=2 / 16, ridge=0, shortlist=None, stages=(2,))
+    learner = rda(power=1, prior=2 / 16, ridge=0, shortlist=None, stages=(2,), unbiased=False)
     d = learner.feature_dim
     assert d == 16  # so the prior is 2 images
     z, y = torch.zeros(5, d), torch.tensor([0, 0, 0, 1, 1])
@@ -191,7 +191,7 @@ def test_a_new_class_of_one_image_is_recognised_at_once_and_spoils_nothing() -> 
     z, y = gaussians([50] * 6)
     test_z, test_y = gaussians([20] * 6, seed=1)
     new_z, new_y = gaussians([0] * 6 + [21], seed=2)
-    learner = taught(rda(mean_noise=True), z, y)
+    learner = taught(rda(), z, y)
     before = (learner.classes_[learner.score(test_z).argmax(1)] == test_y).float().mean()
     learner.learn(new_z[:1], new_y[:1])
     assert float((learner.classes_[learner.score(new_z[1:]).argmax(1)] == 6).float().mean()) > 0.5
@@ -199,13 +199,24 @@ def test_a_new_class_of_one_image_is_recognised_at_once_and_spoils_nothing() -> 
     assert after >= before - 0.05
 
 
-def test_mean_noise_widens_a_class_by_one_over_its_count() -> None:
-    z, y = gaussians([1, 3, 60])
-    query = gaussians([5] * 3, seed=1)[0]
-    plain, noisy = taught(rda(shortlist=None), z, y), taught(rda(shortlist=None, mean_noise=True), z, y)
-    n = plain.stats.count.float()
-    expected = plain.score(query) / (1 + 1 / n) - D * torch.log(1 + 1 / n)
-    torch.testing.assert_close(noisy.score(query), expected, rtol=1e-4, atol=1e-3)
+def test_unbiased_distance_is_the_distance_to_the_true_mean_on_average() -> None:
+    draw = generator(0, "unbiased")
+    learner = rda(power=1, shortlist=None, ridge=0, prior=1e6)
+    learner.learn(10 + torch.randn(4000, D, generator=draw), torch.zeros(4000, dtype=torch.int64))
+    query = 10 + torch.randn(300, D, generator=draw)
+    for label in range(1, 40):  # the same Gaussian, known from two images only
+        learner.learn(10 + torch.randn(2, D, generator=draw), torch.full((2,), label))
+    unbiased = -learner.score(query).mean(0)
+    learner = learner_without_correction(learner)
+    plain = -learner.score(query).mean(0)
+    assert abs(float(unbiased[1:].mean() / unbiased[0]) - 1) < 0.05
+    assert float(plain[1:].mean() / plain[0]) > 1.4
+
+
+def learner_without_correction(learner: RDA) -> RDA:
+    other = learner.clone(unbiased=False)
+    other.load_state_dict(learner.state_dict())
+    return other
 
 
 def test_bad_features_are_refused_before_anything_changes() -> None:
@@ -269,7 +280,7 @@ def test_low_rank_storage_keeps_the_contract(check: str) -> None:
 
 
 @pytest.mark.parametrize("check", ["small_batches_work", "batching_does_not_matter", "it_learns"])
-@pytest.mark.parametrize("params", [{"storage": "shared"}, {"shortlist": 2, "flip": True, "mean_noise": True}])
+@pytest.mark.parametrize("params", [{"storage": "shared"}, {"shortlist": 2, "flip": True}])
 def test_other_settings_keep_the_contract(params: dict[str, JSON], check: str) -> None:
     LEARNER_CHECKS[check](RDA, params)
 

@@ -40,3 +40,11 @@ def test_search_keeps_the_best_of_each_round_and_every_trial() -> None:
     assert best == {"a": 1, "b": 1}  # -1, as good as a=2, b=1 and tried first
     assert [{k: t[k] for k in ("a", "b")} for t in trials] == seen
     assert len(trials) == 3 + 4
+
+
+def test_search_prefers_the_earlier_choice_within_the_margin() -> None:
+    def value(settings: dict[str, object]) -> float:
+        return {1: 0.50, 2: 0.58, 3: 0.60}[settings["a"]]  # type: ignore[index]
+
+    assert search({}, [{"a": [1, 2, 3]}], value, margin=0.03)[0] == {"a": 2}
+    assert search({}, [{"a": [1, 2, 3]}], value)[0] == {"a": 3}

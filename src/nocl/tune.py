@@ -49,11 +49,13 @@ def search(
     start: dict[str, JSON],
     rounds: Sequence[Mapping[str, Sequence[JSON]]],
     evaluate: Callable[[dict[str, JSON]], float],
+    *,
+    margin: float = 0.0,
 ) -> tuple[dict[str, JSON], list[dict[str, JSON]]]:
     """The best settings found by one round after another, and every trial with its ``value``.
 
-    A round tries all combinations of its choices with everything else as the rounds before left it; the first of
-    equally good ones wins.
+    A round tries all combinations of its choices with everything else as the rounds before left it. The first that
+    comes within ``margin`` of the best wins, so list the simplest first and let the margin be what chance can do.
 
     >>> search({"a": 0, "b": 0}, [{"a": [1, 2]}, {"b": [3]}], lambda p: p["a"] + p["b"])[0]
     {'a': 2, 'b': 3}
@@ -66,5 +68,6 @@ def search(
             settings = {**best, **dict(zip(choices, values))}
             tried.append((evaluate(settings), settings))
             trials.append({**settings, "value": tried[-1][0]})
-        best = max(tried, key=lambda trial: trial[0])[1]
+        enough = max(value for value, _ in tried) - margin
+        best = next(settings for value, settings in tried if value >= enough)
     return best, trials

@@ -8,14 +8,15 @@ gradient, and does not depend on the order of images, classes or batches.
     z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.5
     S_c = scatter of class c / (n_c - 1),   S = sum of all scatters / (N - K)       the shared covariance
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
-    score of c = - (z - mu_c)^T Sigma_c^-1 (z - mu_c)  [- log det Sigma_c]
+    score of c = - (z - mu_c)^T Sigma_c^-1 (z - mu_c)  [+ d / n_c]  [- log det Sigma_c]
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
 posterior. The number goes with d, because the images needed to know a covariance do.)
 
-``mean_noise`` lets the score know that a mean of n images is itself off by Sigma_c / n, which matters for classes of a
-few images: the distance is divided by 1 + 1/n and d log(1 + 1/n) is added to it, the log-density of a new image.
+``unbiased`` takes the noise of the mean out of the distance: the mean of n images is itself off by Sigma_c / n, which
+adds d/n to the expected squared distance of every image, so d/n is subtracted. Without it a class of a few images is
+hardly ever chosen beside classes of hundreds.
 
 ``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that the base classes did not
 need and novel ones may. ``flip`` scores each image and its mirror image and adds up: one more forward pass at test,
@@ -69,7 +70,7 @@ class RDA(FrozenLearner):
         prior: float = 3.0,
         ridge: float = 0.001,
         log_determinant: bool = False,
-        mean_noise: bool = False,
+        unbiased: bool = True,
         storage: Literal["full", "lowrank", "shared", "mean"] = "full",
         rank: int = 24,
         shortlist: int | None = 32,
@@ -85,7 +86,7 @@ class RDA(FrozenLearner):
         )
         _check(prior, ridge, storage, shortlist)
         self.power, self.prior, self.ridge, self.log_determinant = power, prior, ridge, log_determinant
-        self.mean_noise = mean_noise
+        self.unbiased = unbiased
         self.storage, self.rank, self.shortlist, self.flip = storage, rank, shortlist, flip
         self.stats = ClassStats(self.feature_dim, "none" if storage == "mean" else "shared")
         self.shapes = ClassShapes(self.feature_dim, rank if storage == "lowrank" else None)
@@ -212,7 +213,9 @@ class RDA(FrozenLearner):
 
     def _derive(self) -> "_Rule":
         root = linalg.inverse_root(self.shared_covariance(), "rda's shared covariance")
-        noise = 1 / self.stats.count.clamp_min(1) if self.mean_noise else torch.zeros_like(self.stats.count)
+        noise = self.feature_dim / self.stats.count.clamp_min(1)
+        if not self.unbiased or self.storage == "mean":  # without a covariance nobody knows how noisy a mean is
+            noise = torch.zeros_like(noise)
         return _Rule(self.stats.mean, root, noise)
 
     def _exact_scores(self, z: Tensor, shared: Tensor, rule: "_Rule", wanted: int) -> Tensor:
@@ -226,7 +229,7 @@ class RDA(FrozenLearner):
             rows = pairs // wanted
             root, log_determinant = rule.exact[c]
             distance = ((z[rows] - rule.mean[c]) @ root.T).square().sum(1)
-            out[rows, c] = -distance * rule.scale[c] - rule.offset[c] - (log_determinant if self.log_determinant else 0)
+            out[rows, c] = rule.noise[c] - distance - (log_determinant if self.log_determinant else 0)
         if wanted == len(self.stats):
             return out
         left = out.isnan()
@@ -250,8 +253,7 @@ class _Rule:
 
     def __init__(self, mean: Tensor, root: Tensor, noise: Tensor) -> None:
         self.mean, self.root = mean.float(), root.float()
-        self.scale = 1 / (1 + noise.float())  # [K]
-        self.offset = mean.shape[1] * noise.float().log1p()  # [K]
+        self.noise = noise.float()  # [K], what the means' noise adds to the distances
         self.anchors = (mean @ root.T).float()  # [K, d]
         self.exact: dict[int, tuple[Tensor, Tensor]] = {}  # column: inverse root, log-determinant
 
@@ -259,7 +261,7 @@ class _Rule:
         """Scores under the shared covariance [B, K]."""
         z = z @ self.root.T
         distance = self.anchors.square().sum(1) - 2 * z @ self.anchors.T + z.square().sum(1, keepdim=True)
-        return -distance * self.scale - self.offset
+        return self.noise - distance
 
 
 def _check(prior: float, ridge: float, storage: str, shortlist: int | None) -> None:

@@ -1,0 +1,106 @@
+"""Online time of every method over a bare forward pass of the same images, in one run.
+
+    python benchmarks/online_cost.py [--methods rda dsr ...]
+
+Each learner gets a short base session of images made of noise, then a session of novel classes in batches of ten, as in
+the protocol; only time is measured, never accuracy. Time is processor time of one thread, so that other programs on the
+machine do not count, and the bare forward pass is measured between the methods, on the same batches. ``end_session`` is
+part of the session and shown beside it. Writes online_cost.json and online_cost.svg.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from time import process_time
+
+import torch
+from torch import Tensor
+
+from bank import RESULTS, keep
+from nocl.batch import JSON, Batch
+from nocl.learner import Learner
+from nocl.methods import METHODS, make
+from nocl.results import peak_memory
+from nocl.seeding import generator
+
+
+def batches(labels: Sequence[int], n: int, size: int, seed: int) -> list[Batch]:
+    """``n`` batches of noise with labels in turn."""
+    draw = generator(seed, "cost")
+    x = torch.randint(256, (n * size, 3, 32, 32), generator=draw, dtype=torch.uint8)
+    y = torch.tensor(labels)[torch.randint(len(labels), (n * size,), generator=draw)]
+    return [Batch(a, b) for a, b in zip(x.split(size), y.split(size))]
+
+
+@torch.no_grad()
+def bare(learner: Learner, x: Tensor) -> None:
+    """What no method on images can do without: scale, normalise, one forward pass of the last stage."""
+    learner.network.eval()
+    learner.network(learner.prepare(x))
+
+
+def measure(method: str, session: Sequence[Batch], base: Sequence[Batch]) -> dict[str, JSON]:
+    """Median times of a batch, learned and bare, taken in turn."""
+    learner = make(method, recipe={"epochs": 0, "head_epochs": 0, "compile": False})
+    learner.fit_base(base)
+    learned, forward = [], []
+    for i, (x, y) in enumerate(session):
+        start = process_time()
+        bare(learner, x)
+        middle = process_time()
+        learner.observe(x, y)
+        if i >= 2:  # the first ones warm up
+            forward.append(middle - start)
+            learned.append(process_time() - middle)
+    start = process_time()
+    learner.end_session()
+    ending = process_time() - start
+    ratio = statistics.median(a / b for a, b in zip(learned, forward))
+    whole = (statistics.median(learned) * len(session) + ending) / (statistics.median(forward) * len(session))
+    return {
+        "method": method,
+        "stores_exemplars": learner.stores_exemplars,
+        "forward_ms": round(1000 * statistics.median(forward), 2),
+        "observe_ms": round(1000 * statistics.median(learned), 2),
+        "observe_over_forward": round(ratio, 3),
+        "end_session_ms": round(1000 * ending, 1),
+        "session_over_forward": round(whole, 3),
+        "peak_memory_so_far": peak_memory(),
+    }
+
+
+def draw(rows: Sequence[dict[str, JSON]], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    rows = sorted(rows, key=lambda row: float(row["session_over_forward"]))  # type: ignore[arg-type]
+    figure, axis = plt.subplots(figsize=(6, 0.35 * len(rows) + 1))
+    axis.barh([str(row["method"]) for row in rows], [row["session_over_forward"] for row in rows])
+    axis.axvline(1, color="grey", ls="--")
+    axis.set_xscale("log")
+    axis.set(xlabel="online time of a session / bare forward pass of its images")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    exemplar_free = [name for name, cls in METHODS.items() if not cls.stores_exemplars]
+    parser.add_argument("--methods", nargs="+", default=exemplar_free)
+    parser.add_argument("--batches", type=int, default=30, help="of ten images each, in the session measured")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    base = batches(range(60), 3, 100, seed=0)
+    session = batches(range(60, 64), args.batches, 10, seed=1)
+    rows = []
+    for method in args.methods:
+        rows.append(measure(method, session, base))
+        print(rows[-1], flush=True)
+    command = f"python benchmarks/online_cost.py --batches {args.batches} --methods {' '.join(args.methods)}"
+    keep(args.out / "online_cost.json", command, None, batches=args.batches, batch_size=10, rows=rows)
+    draw(rows, args.out / "online_cost.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""rda's accuracy against the bytes it keeps of each class, and how short the shortlist may be.
+
+    python benchmarks/state_size.py --data FOLDER --weights NETWORK
+
+From the mean alone to the full covariance, on CIFAR-100, 60+4x10, order 0. Bytes are those that grow with the number of
+classes; an image of CIFAR-100 has 3,072. Also counts the test images on which a shortlist of m classes gives the answer
+of the exhaustive search. Writes state_size.json and state_size.svg.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bank import Bank, keep, open_bank, parser, percent
+from nocl.batch import JSON
+from nocl.methods.rda import RDA
+
+IMAGE_BYTES = 3 * 32 * 32
+RANKS = (0, 4, 8, 16, 24, 48)
+SHORTLISTS = (1, 2, 5, 10, 20, 30, 50)
+
+
+def bytes_per_class(learner: RDA) -> float:
+    """Of the tensors that have a row for each class, counting means as the float32 that scoring uses."""
+    tensors = [learner.shapes.triangle, learner.shapes.directions, learner.shapes.weights]
+    return 4 * learner.feature_dim + sum(t.numel() * t.element_size() for t in tensors) / len(learner.stats)
+
+
+def draw(points: Sequence[dict[str, JSON]], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5.5, 3.8))
+    for name in ("acc", "hm"):
+        axis.plot([p["bytes_per_class"] for p in points], [p[name] for p in points], marker="o", ms=3, label=name)
+    axis.axvline(10 * IMAGE_BYTES, color="grey", ls="--")
+    axis.text(10 * IMAGE_BYTES, axis.get_ylim()[0], " 10 images", color="grey", va="bottom")
+    axis.set_xscale("log")
+    axis.set(xlabel="bytes kept of each class", ylabel="%")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def measure(bank: Bank, blocks: Sequence[Sequence[int]], name: str, **params: JSON) -> dict[str, JSON]:
+    learner = RDA(**params)  # type: ignore[arg-type]
+    bank.teach_base(learner, blocks[0])
+    bank.teach(learner, blocks[1:], size=500)
+    size = bytes_per_class(learner)
+    scores = percent(bank.scores(learner, blocks))
+    point = {"name": name, "bytes_per_class": round(size), "images": round(size / IMAGE_BYTES, 2), **scores}
+    print(point, flush=True)
+    return point
+
+
+def agreement(bank: Bank, blocks: Sequence[Sequence[int]]) -> dict[str, JSON]:
+    """Per cent of test images on which the shortlist's answer is the exhaustive one."""
+    learner = RDA(shortlist=None)
+    bank.teach_base(learner, blocks[0])
+    bank.teach(learner, blocks[1:], size=500)
+    z = bank.test[:, bank.columns(learner.stages)]
+    best = torch.cat([learner.score(part).argmax(1) for part in z.split(500)])
+    learner.storage = "shared"  # the scores that a shortlist is made from
+    ranked = torch.cat([learner.score(part).argsort(1, descending=True) for part in z.split(500)])
+    place = (ranked == best[:, None]).int().argmax(1)  # where the exhaustive answer stands in the shortlist
+    return {str(m): round(100 * float((place < m).double().mean()), 3) for m in SHORTLISTS}
+
+
+def main() -> None:
+    args = parser(__doc__).parse_args()
+    bank, blocks = open_bank(args)
+    points = [measure(bank, blocks, storage, storage=storage) for storage in ("mean", "shared")]
+    points += [measure(bank, blocks, f"rank {rank}", storage="lowrank", rank=rank) for rank in RANKS]
+    points.append(measure(bank, blocks, "full"))
+    under = [p for p in points if p["bytes_per_class"] < 10 * IMAGE_BYTES]  # type: ignore[operator]
+    best = max(under, key=lambda p: p["hm"])  # type: ignore[arg-type, return-value]
+    keep(
+        args.out / "state_size.json", "python benchmarks/state_size.py", bank,
+        points=points, best_below_ten_images=best["name"], shortlist_agreement=agreement(bank, blocks),
+    )  # fmt: skip
+    draw(points, args.out / "state_size.svg")
+
+
+if __name__ == "__main__":
+    main()
