@@ -75,8 +75,12 @@ class Bank:
         return torch.cat([learner.classes_[learner.score(part).argmax(1)] for part in z.split(500)])
 
     def scores(self, learner: FrozenLearner, blocks: Sequence[Sequence[int]]) -> Scores:
-        """Acc, base, novel and HM over all blocks, the base first."""
-        right = self.predict(learner) == self.test_y
+        """Acc, base, novel and HM of this learner over all blocks, the base first."""
+        return self.scores_of(self.predict(learner), blocks)
+
+    def scores_of(self, answers: Tensor, blocks: Sequence[Sequence[int]]) -> Scores:
+        """The same of given answers to all test images."""
+        right = answers == self.test_y
         means = [
             float(torch.stack([right[self.test_y == c].double().mean() for c in block]).mean()) for block in blocks
         ]

@@ -2,11 +2,11 @@
 
     python benchmarks/tune_rda.py --data FOLDER
 
-The 60 base classes of order 0 are split into 36 pseudo-base and 24 pseudo-novel ones, a fifth of each class's images is
-held out, and a network is trained on the pseudo-base part only (:mod:`nocl.tune`). Settings are compared by the harmonic
-mean of pseudo-base and pseudo-novel accuracy on the held-out images, averaged over pseudo-novel classes of 5 and of all
-their images. The network is the tiny one by default, so that the search takes minutes on a CPU; ``prior`` is counted in
-images per feature value so that it carries over to another width.
+The 60 base classes of order 0 are split into 36 pseudo-base and 24 pseudo-novel ones, a fifth of each class's images
+is held out, and a network is trained on the pseudo-base part only (:mod:`nocl.tune`). Settings are compared by the
+harmonic mean of pseudo-base and pseudo-novel accuracy on the held-out images, averaged over pseudo-novel classes of 5
+and of all their images. The network is the tiny one by default, so that the search takes minutes on a CPU; ``prior``
+is counted in images per feature value so that it carries over to another width.
 """
 
 from pathlib import Path

@@ -54,6 +54,18 @@ STORAGES = ("full", "lowrank", "shared", "mean")
 _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
 _TINY = 1e-6  # variance where none has been seen yet
+PRESETS: dict[str, dict[str, JSON]] = {
+    # found by `python benchmarks/tune_rda.py` on training images of the base classes alone
+    "tuned": {
+        "stages": [2, 3, 4],
+        "power": 0.75,
+        "prior": 3.0,
+        "ridge": 0.0001,
+        "unbiased": True,
+        "log_determinant": False,
+    },
+    "compact": {"storage": "lowrank", "rank": 24},  # less than ten images a class
+}
 
 
 class RDA(FrozenLearner):
@@ -61,6 +73,7 @@ class RDA(FrozenLearner):
 
     depends_on_batching: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
+    presets: ClassVar[dict[str, dict[str, JSON]]] = PRESETS
 
     def __init__(
         self,
