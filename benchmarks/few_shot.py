@@ -61,8 +61,8 @@ def main() -> None:
             learner = bank.teach(copy.deepcopy(based), blocks[1:], shots, args.batch_size)
             curves[method].append({"shots": shots, **percent(bank.scores(learner, blocks))})
             print(method, curves[method][-1], flush=True)
-    keep(path, "python benchmarks/few_shot.py", bank, curves=curves)
-    draw(curves, args.out / "few_shot.svg")
+        keep(path, "python benchmarks/few_shot.py", bank, curves=curves)
+        draw(curves, args.out / "few_shot.svg")
 
 
 if __name__ == "__main__":

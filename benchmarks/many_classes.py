@@ -48,7 +48,7 @@ def filled(n_classes: int, shortlist: int | None) -> RDA:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shortlist", type=int, default=32)
+    parser.add_argument("--shortlist", type=int, default=20)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)

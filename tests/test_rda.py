@@ -138,29 +138,41 @@ def test_mean_storage_is_the_nearest_mean() -> None:
     assert learner.stats.scatter.numel() == 0
 
 
-def test_rank_of_all_but_one_is_as_good_as_the_triangle() -> None:
+def test_full_rank_is_as_good_as_the_triangle() -> None:
     z, y = gaussians([40, 80, 160])
     query = gaussians([5] * 3, seed=1)[0]
     full = taught(rda(shortlist=None), z, y)
-    low = taught(rda(storage="lowrank", rank=D - 1, shortlist=None), z, y)
+    low = taught(rda(storage="lowrank", rank=D, shortlist=None), z, y)
     torch.testing.assert_close(low.score(query), full.score(query))
     low.end_session()
     assert len(low.shapes.triangle) == 0
     torch.testing.assert_close(low.score(query), full.score(query), rtol=1e-3, atol=1e-2)
 
 
-def test_rank_zero_is_a_multiple_of_the_shared_covariance() -> None:
+def test_rank_zero_is_the_shared_covariance() -> None:
     z, y = gaussians([40, 80])
     low = taught(rda(storage="lowrank", rank=0), z, y)
     low.end_session()
     scatter = low.shapes.scatter(torch.tensor([1]), low.stats.count)[0]
-    ratio = scatter / low.shared_covariance()
-    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scatter / (low.stats.count[1] - 1), low.shared_covariance(), rtol=1e-5, atol=1e-7)
+
+
+def test_more_rank_comes_closer_to_the_full_covariance() -> None:
+    z, y = gaussians([150, 150, 150])
+    query = gaussians([20] * 3, seed=1)[0]
+    exact = taught(rda(shortlist=None), z, y).score(query)
+    errors = []
+    for rank in (0, 10, 40, D):
+        low = taught(rda(storage="lowrank", rank=rank, shortlist=None), z, y)
+        low.end_session()
+        errors.append(float((low.score(query) - exact).abs().mean()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.01 * errors[0]
 
 
 def test_a_low_rank_class_goes_on_from_where_it_was() -> None:
     z, y = gaussians([40, 80])
-    parted, straight = rda(storage="lowrank", rank=D - 1), rda(storage="lowrank", rank=D - 1)
+    parted, straight = rda(storage="lowrank", rank=D), rda(storage="lowrank", rank=D)
     taught(parted, z[:70], y[:70]).end_session()
     taught(parted, z[70:], y[70:]).end_session()
     taught(straight, z, y).end_session()
@@ -292,7 +304,7 @@ def test_other_settings_keep_the_contract(params: dict[str, JSON], check: str) -
         ({"ridge": -1}, "ridge must be 0 or more"),
         ({"storage": "half"}, "storage must be one of full"),
         ({"shortlist": 0}, "shortlist must be 1 or more"),
-        ({"storage": "lowrank", "rank": 1000}, "rank must be 0 to 111"),
+        ({"storage": "lowrank", "rank": 1000}, "rank must be 0 to 112"),
     ],
 )
 def test_bad_parameters_are_named(params: dict[str, object], words: str) -> None:

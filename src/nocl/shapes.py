@@ -21,8 +21,8 @@ class ClassShapes(nn.Module):
     """The scatter of each class. ``rank`` None keeps triangles; a number, that many directions after :meth:`compress`.
 
     Low rank means low rank beside a *reference* matrix R = B B^T that all classes share and that, once set, stays:
-    in the coordinates B^-1 z a class's covariance is written e I + U^T diag(w - e) U, its r eigenvalues w that differ
-    most from the mean e of the others, with their directions U. Rank 0 is a multiple of the reference. A class that
+    in the coordinates B^-1 z, where the reference is I, a class's covariance is I + U^T diag(w - 1) U, with its r
+    eigenvalues w that differ most from 1 and their directions U. Rank 0 is the reference itself. A class that
     gets new images after :meth:`compress` is opened again: its triangle starts from the low-rank form.
     """
 
@@ -30,19 +30,19 @@ class ClassShapes(nn.Module):
     triangle: Tensor  # float32 [O, d (d + 1) / 2], upper triangles of the O open classes
     row: Tensor  # int64 [K], a class's row of ``triangle``, or -1
     directions: Tensor  # float32 [K, r, d]
-    weights: Tensor  # float32 [K, r + 1], w then e, per degree of freedom
+    weights: Tensor  # float32 [K, r], w
     reference: Tensor  # float64 [d, d], the Cholesky factor B; zeros until the first compress
 
     def __init__(self, dim: int, rank: int | None = None) -> None:
         super().__init__()
-        if rank is not None and not 0 <= rank < dim:
-            raise ValueError(f"rank must be 0 to {dim - 1} (the feature has {dim} values), not {rank}")
+        if rank is not None and not 0 <= rank <= dim:
+            raise ValueError(f"rank must be 0 to {dim} (the feature has {dim} values), not {rank}")
         self.dim, self.rank = dim, rank
         low = 0 if rank is None else rank
         self.register_buffer("triangle", torch.zeros(0, dim * (dim + 1) // 2))
         self.register_buffer("row", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("directions", torch.zeros(0, low, dim))
-        self.register_buffer("weights", torch.zeros(0, 0 if rank is None else low + 1))
+        self.register_buffer("weights", torch.zeros(0, low))
         size = 0 if rank is None else dim
         self.register_buffer("reference", torch.zeros(size, size, dtype=torch.float64))
         upper = torch.triu_indices(dim, dim)
@@ -134,17 +134,16 @@ class ClassShapes(nn.Module):
             half = torch.linalg.solve_triangular(self.reference, self.scatter(columns, count) / freedom, upper=False)
             whitened = torch.linalg.solve_triangular(self.reference, half.mT, upper=False)
             values, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
-            keep, rest = _most_different(values, self.rank)
+            keep = ((1 + values.clamp_min(0)) / 2).log().abs().topk(self.rank, dim=1).indices  # after shrinking by half
             self.directions[columns] = vectors.mT.gather(1, keep[:, :, None].expand(-1, -1, self.dim)).float()
-            self.weights[columns] = torch.cat([values.gather(1, keep), rest[:, None]], 1).float()
+            self.weights[columns] = values.gather(1, keep).float()
         self.triangle, self.row = self.triangle[:0], torch.full_like(self.row, -1)
 
     def _expand(self, columns: Tensor, count: Tensor) -> Tensor:
         """The low-rank form of these classes as dense scatter."""
         weights, directions = self.weights[columns].double(), self.directions[columns].double()
-        sides = (self.reference @ directions.mT) * (weights[:, :-1] - weights[:, -1:])[:, None, :]
-        dense = sides @ (directions @ self.reference.T)
-        dense = dense + weights[:, -1, None, None] * (self.reference @ self.reference.T)
+        sides = (self.reference @ directions.mT) * (weights - 1)[:, None, :]
+        dense = sides @ (directions @ self.reference.T) + self.reference @ self.reference.T
         return dense * (count[columns] - 1).clamp_min(0)[:, None, None]
 
     def _open(self, classes: Tensor, count: Tensor) -> None:
@@ -166,23 +165,3 @@ class ClassShapes(nn.Module):
         if isinstance(saved, Tensor) and saved.ndim == 2 and saved.shape[1] == self.triangle.shape[1]:
             self.triangle = self.triangle.new_zeros(saved.shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def _most_different(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Which ``rank`` of the ascending eigenvalues [C, d] to keep, and the mean of the others.
-
-    They are the largest and the smallest; how many of each is chosen so that the others spread least.
-    """
-    total, d = values.cumsum(1), values.shape[1]
-    squares = values.square().cumsum(1)
-    spreads, means = [], []
-    for low in range(rank + 1):  # the others are values[low : low + d - rank]
-        first = slice(low + d - rank - 1, low + d - rank)
-        mean = (total[:, first] - (total[:, low - 1 : low] if low else 0)) / (d - rank)
-        square = (squares[:, first] - (squares[:, low - 1 : low] if low else 0)) / (d - rank)
-        spreads.append(square - mean.square())
-        means.append(mean)
-    best = torch.cat(spreads, 1).argmin(1)  # [C]
-    place = torch.arange(rank, device=values.device).expand(len(values), rank)
-    keep = torch.where(place < best[:, None], place, place + d - rank)
-    return keep, torch.cat(means, 1).gather(1, best[:, None])[:, 0]
