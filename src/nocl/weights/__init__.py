@@ -1,6 +1,7 @@
 """Networks that ship with the package, by name: ``file("cifar100")`` is the path of its safetensors file.
 
-``cifar100``: the reduced ResNet-18 trained by this project on all hundred CIFAR-100 classes at 32 pixels.
+``cifar100``: a reduced ResNet-18 trained on all hundred CIFAR-100 classes at 32 pixels, by the recipe in the file's
+header. It was not trained by a command of this repository; ``python -m nocl.weights`` puts one that was in its place.
 """
 
 from importlib.resources import files
