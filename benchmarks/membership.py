@@ -28,6 +28,15 @@ from nocl.version import __version__
 from nocl.weights import file as weights_file
 
 
+POOL = 60  # images of each class: up to 25 members, 35 others
+
+
+def empty_model(method: str, params: dict[str, None]) -> Classifier:
+    """A classifier on the packaged network that knows nothing."""
+    blank = np.zeros((1, 3, 32, 32), dtype=np.uint8)
+    return Classifier(method, params=params).partial_fit(blank, "start").apart()  # type: ignore[arg-type]
+
+
 def features_of(model: FrozenLearner, images: ImageSet, n_classes: int, each: int) -> dict[int, torch.Tensor]:
     """The first ``each`` images of each class as features."""
     found = {}
@@ -63,21 +72,21 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     data = cifar100(root=given.root)
+    wide = empty_model("rda", {"shortlist": None})
+    extract = wide.learner_
+    assert isinstance(extract, FrozenLearner)
+    new = features_of(extract, data.test, given.classes, POOL)
+    trained = features_of(extract, data.train, given.classes, POOL)
     rows = []
-    for method, params in (("ncm", {}), ("rda", {"shortlist": None})):
-        seed_image = np.zeros((1, 3, 32, 32), dtype=np.uint8)
-        empty = Classifier(method, params=params).partial_fit(seed_image, "start").apart()
-        learner = empty.learner_
-        assert isinstance(learner, FrozenLearner)
-        new = features_of(learner, data.test, given.classes, 100)
-        trained = features_of(learner, data.train, given.classes, 100)
+    for method, empty in (("ncm", empty_model("ncm", {})), ("rda", wide)):
+        dim = empty.learner_.feature_dim  # the last stage is the end of the wide feature
         for kind, pool in (("new", new), ("training", trained)):
-            for n in (1, 2, 5, 10, 50):
+            for n in (1, 2, 5, 10, 25):
                 values = []
                 for seed in range(given.seeds):
-                    order = torch.randperm(100, generator=torch.Generator().manual_seed(seed))
-                    members = {label: z[order[:n]] for label, z in pool.items()}
-                    others = {label: z[order[50:]] for label, z in new.items()}
+                    order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed))
+                    members = {label: z[order[:n], -dim:] for label, z in pool.items()}
+                    others = {label: z[order[25:], -dim:] for label, z in new.items()}
                     values.append(attack(empty, members, others, data.class_names))
                 rows.append({"method": method, "images": kind, "per_class": n, "auc": float(np.mean(values)),
                              "std_over_seeds": float(np.std(values))})  # fmt: skip

@@ -348,9 +348,9 @@ class FrozenLearner(Learner):
         """Scores [B, K] of features [B, d]."""
         raise NotImplementedError(f"{type(self).__name__} must define score(z)")
 
-    def portable_score(self, z: Tensor) -> Tensor:
-        """The same scores by tensor arithmetic that does not depend on the data, for exporting."""
-        return self.score(z)
+    def portable_scorer(self) -> nn.Module | None:
+        """A module from features to scores with everything derived beforehand, for exporting; None: ``score`` will do."""
+        return None
 
     def finish_base(self) -> None:
         """The statistics of the base session are complete; choose here what base data may choose."""

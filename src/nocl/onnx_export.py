@@ -26,10 +26,11 @@ class _Scorer(nn.Module):
     def __init__(self, learner: Learner, temperature: float) -> None:
         super().__init__()
         self.learner, self.temperature = learner, temperature
+        self.portable = learner.portable_scorer() if isinstance(learner, FrozenLearner) else None
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(self.learner, FrozenLearner):
-            scores = self.learner.portable_score(self.learner.features(images)).float()
+        if self.portable is not None and isinstance(self.learner, FrozenLearner):
+            scores = self.portable(self.learner.features(images)).float()
         else:
             scores = self.learner.decision_function(images).float()
         return scores, torch.softmax(scores / self.temperature, dim=1)

@@ -42,7 +42,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nocl import linalg
 from nocl.batch import JSON
@@ -163,20 +163,15 @@ class RDA(FrozenLearner):
         self.shapes = ClassShapes(self.feature_dim, self.shapes.rank).to(self.device)
         self.shapes.reference = reference.clone()
 
-    def portable_score(self, z: Tensor) -> Tensor:
+    def portable_scorer(self) -> nn.Module:
         """Exact scores of all classes as one product: no shortlist, whose choice of classes cannot be exported."""
-        z = tukey(z, self.power)
+        everything = torch.arange(len(self.stats), device=self.device)
         rule = self._derive()
         if not self.has_shapes:
-            return rule.shared_scores(z)
-        self._factorise(rule, torch.arange(len(self.stats), device=self.device))
-        pairs = [rule.exact[c] for c in range(len(self.stats))]
-        roots = torch.stack([root for root, _ in pairs])  # [K, d, d]
-        anchors = (roots @ rule.mean[:, :, None])[:, :, 0]  # [K, d]
-        n_classes, d = anchors.shape
-        seen = (z @ roots.reshape(n_classes * d, d).T).view(-1, n_classes, d)
-        scores = -(seen - anchors).square().sum(2)
-        return scores - torch.stack([size for _, size in pairs]) if self.log_determinant else scores
+            return _Portable(self.power, rule.mean, rule.root[None], torch.zeros(1))
+        self._factorise(rule, everything)
+        roots, sizes = zip(*(rule.exact[c] for c in everything.tolist()))
+        return _Portable(self.power, rule.mean, torch.stack(roots), torch.stack(sizes) * self.log_determinant)
 
     def finish_base(self) -> None:
         self.end_session()
@@ -259,6 +254,22 @@ class RDA(FrozenLearner):
             sizes = -2 * torch.linalg.slogdet(roots).logabsdet if self.log_determinant else roots.new_zeros(len(part))
             for c, root, size in zip(part.tolist(), roots.to(rule.mean), sizes.to(rule.mean)):
                 rule.exact[c] = (root, size)
+
+
+class _Portable(nn.Module):
+    """Minus the squared distances to all classes, from features; means [K, d], inverse roots [K or 1, d, d]."""
+
+    def __init__(self, power: float, mean: Tensor, roots: Tensor, sizes: Tensor) -> None:
+        super().__init__()
+        self.power, self.shape = power, (len(mean) if len(roots) > 1 else 1, mean.shape[1])
+        self.register_buffer("roots", roots.reshape(-1, roots.shape[-1]))  # [K d, d]
+        self.register_buffer("anchors", (roots @ mean[:, :, None])[:, :, 0])  # [K, d]
+        self.register_buffer("sizes", sizes)
+
+    def forward(self, z: Tensor) -> Tensor:
+        seen = (tukey(z, self.power) @ self.roots.T).view(-1, *self.shape)  # [B, K, d]
+        scores: Tensor = -(seen - self.anchors).square().sum(2) - self.sizes
+        return scores
 
 
 class _Rule:
