@@ -27,7 +27,6 @@ from nocl.learner import FrozenLearner
 from nocl.version import __version__
 from nocl.weights import file as weights_file
 
-
 POOL = 60  # images of each class: up to 25 members, 35 others
 
 

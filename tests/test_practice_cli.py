@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
+
 from nocl.classifier import Classifier
 from nocl.cli import app
 from nocl.data.decode import BadImagesError
 from nocl.serve.store import BusyModelError, Store, hold, journal_of
 from practice_models import folder_of, pictures, png
-from typer.testing import CliRunner
 
 BASE = ["--method", "ncm", "--backbone", "tiny_resnet18", "--recipe", "epochs=0"]
 

@@ -349,7 +349,7 @@ class FrozenLearner(Learner):
         raise NotImplementedError(f"{type(self).__name__} must define score(z)")
 
     def portable_scorer(self) -> nn.Module | None:
-        """A module from features to scores with everything derived beforehand, for exporting; None: ``score`` will do."""
+        """A module from features to scores, everything derived beforehand, for exporting; None: ``score`` will do."""
         return None
 
     def finish_base(self) -> None:

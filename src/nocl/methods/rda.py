@@ -259,17 +259,20 @@ class RDA(FrozenLearner):
 class _Portable(nn.Module):
     """Minus the squared distances to all classes, from features; means [K, d], inverse roots [K or 1, d, d]."""
 
+    roots: Tensor  # [K d, d]
+    anchors: Tensor  # [K, d]
+    sizes: Tensor  # [K]
+
     def __init__(self, power: float, mean: Tensor, roots: Tensor, sizes: Tensor) -> None:
         super().__init__()
         self.power, self.shape = power, (len(mean) if len(roots) > 1 else 1, mean.shape[1])
-        self.register_buffer("roots", roots.reshape(-1, roots.shape[-1]))  # [K d, d]
-        self.register_buffer("anchors", (roots @ mean[:, :, None])[:, :, 0])  # [K, d]
+        self.register_buffer("roots", roots.reshape(-1, roots.shape[-1]))
+        self.register_buffer("anchors", (roots @ mean[:, :, None])[:, :, 0])
         self.register_buffer("sizes", sizes)
 
     def forward(self, z: Tensor) -> Tensor:
         seen = (tukey(z, self.power) @ self.roots.T).view(-1, *self.shape)  # [B, K, d]
-        scores: Tensor = -(seen - self.anchors).square().sum(2) - self.sizes
-        return scores
+        return -(seen - self.anchors).square().sum(2) - self.sizes
 
 
 class _Rule:
