@@ -7,7 +7,7 @@ from typing import Self
 
 from nocl import data
 from nocl.batch import JSON
-from nocl.files import digest, write_json
+from nocl.files import digest, file_digest, write_json
 from nocl.learner import Learner, check_parameters
 from nocl.lookup import UnknownNameError, by_name, unknown
 from nocl.methods import METHODS, make
@@ -62,8 +62,11 @@ class Job:
         return f"{method}-{self.dataset}-{self.partition}-seed{self.seed}-{self.digest()[:8]}"
 
     def digest(self) -> str:
-        """Content hash of everything that decides the result."""
+        """Content hash of everything that decides the result; a weights file counts by what it holds."""
         identity: dict[str, JSON] = {k: v for k, v in asdict(self).items() if k not in ("root", "device")}
+        weights = self.params.get("weights")
+        if isinstance(weights, str) and Path(weights).is_file():
+            identity["params"] = {**self.params, "weights": file_digest(Path(weights))}
         return digest(identity)
 
     def save(self, folder: Path) -> None:

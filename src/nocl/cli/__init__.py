@@ -11,6 +11,7 @@ import typer
 from nocl.cli.compare import compare_app
 from nocl.cli.data import data_app
 from nocl.cli.practice import practice_app
+from nocl.cli.reproduce import reproduce_app
 from nocl.cli.run import run_app
 from nocl.version import __version__
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.add_typer(run_app)
 app.add_typer(compare_app)
 app.add_typer(practice_app)
+app.add_typer(reproduce_app)
 app.add_typer(data_app, name="data")
 
 

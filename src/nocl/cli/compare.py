@@ -1,6 +1,7 @@
 """``nocl compare``: methods on the features of one frozen network, in one table."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from nocl.cli.show import shown_progress
 from nocl.data import load
 from nocl.features import extract, trained_classes
 from nocl.files import write_atomically, write_json
+from nocl.report import paired as paired_test
 from nocl.report.compare import arena_numbers, arena_table
 from nocl.results import RunResult
 
@@ -37,6 +39,9 @@ def compare_command(
         bool, typer.Option("--allow-leak", help="Run partitions whose novel classes the network has seen; marked.")
     ] = False,
     probe: Annotated[bool, typer.Option(help="Add the joint linear probe.")] = True,
+    paired: Annotated[
+        bool, typer.Option("--paired", help="Test the first method against each other one over the same orders.")
+    ] = False,
     exact_batches: Annotated[
         bool, typer.Option("--exact-batches", help="Batches of ten also for methods that do not depend on them.")
     ] = False,
@@ -68,7 +73,16 @@ def compare_command(
     }
     write_json(out / "numbers.json", {**about, "rows": arena_numbers(results, bound)})
     typer.echo(table)
+    for number in range(1, len(contenders) if paired else 1):
+        some = results[number * len(courses) : (number + 1) * len(courses)]
+        for each in dict.fromkeys(one.partition for one in courses):
+            first, other = (_of(each, group) for group in (results[: len(courses)], some))
+            typer.echo(f"{each} {paired_test(first, other).sentence(methods[0], methods[number])}")
     typer.echo(f"{out / 'table.md'}\n{out / 'numbers.json'}")
+
+
+def _of(partition: str, results: Sequence[RunResult]) -> list[RunResult]:
+    return [result for result in results if result.stream["partition"] == partition]
 
 
 def _bound(contest: Contest, path: Path) -> RunResult:

@@ -13,6 +13,7 @@ from nocl.data import DATASETS
 from nocl.job import Job, parse_settings
 from nocl.lookup import UnknownNameError, unknown
 from nocl.methods import METHODS
+from nocl.report.reproduction import PLAN, rebuild
 from nocl.results import RunResult
 from nocl.run import RESULT
 from nocl.run import run as run_protocol
@@ -104,7 +105,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them, or result files.")],
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
 ) -> None:
-    """Compare finished and unfinished runs: Markdown, CSV, LaTeX and one HTML page."""
+    """Compare finished and unfinished runs: Markdown, CSV, LaTeX and one HTML page. Renews experiments' tables too."""
+    for plan in sorted({plan for path in runs for plan in path.rglob(PLAN)}):
+        print("\n".join(str(path) for path in rebuild(plan.parent)))
     files = sorted({file for path in runs for file in ([path] if path.is_file() else path.rglob(RESULT))})
     if not files:
         raise FileNotFoundError(f"no {RESULT} under {', '.join(str(path) for path in runs)}")

@@ -4,11 +4,13 @@ import logging
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from nocl.augment import Augment
@@ -77,7 +79,8 @@ def train_base(
         key["precision"] = current().precision
     kind = "base" if weights is None else "heads"
     path = None if workdir is None or described is None else workdir / f"{kind}-{digest(key)}.safetensors"
-    losses = training.run(base, path, key)
+    with _alone(path):
+        losses = training.run(base, path, key)
     return Trained(training.objective, {**origin, "key": digest(key), "recipe": training.recipe_json()}, losses)
 
 
@@ -110,6 +113,19 @@ def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = No
             raise WrongBaseError(f"{path.name}: {tensor_name} is {shape}, this network's is {list(tensor.shape)}")
     network.load_state_dict({tensor_name: tensors[tensor_name] for tensor_name in wanted})
     return {"weights": path.name, "sha256": file_digest(path)}
+
+
+@contextmanager
+def _alone(path: Path | None) -> Iterator[None]:
+    """Let one process train the network at ``path``; the others wait and find it done."""
+    if path is None or path.exists():
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_suffix(".lock")
+    with FileLock(lock):
+        yield
+        lock.unlink(missing_ok=True)  # whoever comes now finds the network; after a failure the lock stays
 
 
 class _Training:

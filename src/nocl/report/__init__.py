@@ -5,14 +5,17 @@ from pathlib import Path
 
 from nocl.files import write_atomically
 from nocl.report.page import page
+from nocl.report.paired import Paired, paired
 from nocl.report.summary import Estimate, Summary, summarise
 from nocl.report.tables import session_rows, session_table, to_csv, to_latex, to_markdown
 from nocl.results import RunResult
 
 __all__ = [
     "Estimate",
+    "Paired",
     "Summary",
     "page",
+    "paired",
     "session_rows",
     "session_table",
     "summarise",

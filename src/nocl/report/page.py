@@ -112,7 +112,7 @@ def _run(run: RunResult, row: Summary, *, unfold: bool) -> str:
     )
     parts = [
         f"<div>{_tags(run)}</div>",
-        _table(*session_rows(run)),
+        html_table(*session_rows(run)),
         f'<div class="pair">{_matrix(run)}{_confusion(run)}{_time(run)}{_state(run)}',
         f"{_convergence(run)}</div>",
         _facts("Parameters", run.params),
@@ -138,7 +138,8 @@ def _tags(run: RunResult) -> str:
     return first + "".join(f'<span class="tag">{word}</span>' for word in words[1:])
 
 
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def html_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table that scrolls on a narrow screen; every cell escaped."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in body)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
@@ -193,7 +194,7 @@ def _state(run: RunResult) -> str:
         body.append([kind, size(count), f"{percent(count / total)} %" if total else "–"])
     return _figure(
         "State carried after the last session",
-        _table(["Kind", "Size", "Share"], body),
+        html_table(["Kind", "Size", "Share"], body),
         f"{size(total)} in all.",
     )
 

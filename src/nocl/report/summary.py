@@ -117,10 +117,10 @@ def text(value: JSON) -> str:
 
 def _summary(runs: Sequence[RunResult], label: str, setting: str) -> Summary:
     def over(read: Callable[[RunResult], float | None]) -> Estimate | None:
-        return _over_seeds(runs, read)
+        return over_seeds(runs, read)
 
     def sure(read: Callable[[RunResult], float]) -> Estimate:
-        found = _over_seeds(runs, read)
+        found = over_seeds(runs, read)
         assert found is not None
         return found
 
@@ -144,7 +144,7 @@ def _acc_after(t: int, run: RunResult) -> float:
     return run.curve[t].acc
 
 
-def _over_seeds(runs: Sequence[RunResult], read: Callable[[RunResult], float | None]) -> Estimate | None:
+def over_seeds(runs: Sequence[RunResult], read: Callable[[RunResult], float | None]) -> Estimate | None:
     """Runs that repeat a seed are averaged first: no further draws, they must not narrow the interval."""
     values: dict[tuple[int, str], list[float]] = {}
     for run in runs:

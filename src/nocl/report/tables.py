@@ -123,18 +123,23 @@ def to_latex(rows: Sequence[Summary]) -> str:
     """One booktabs tabular per setting."""
     parts = [r"% needs \usepackage{booktabs}"]
     for setting, some in by_setting(rows).items():
-        parts += [
-            f"% {_latex(setting)}",
-            rf"\begin{{tabular}}{{l{'r' * (len(COLUMNS) - 1)}}}",
-            r"\toprule",
-            " & ".join(_latex(column.title) for column in COLUMNS) + r" \\",
-            r"\midrule",
-            *(" & ".join(map(_latex, cells)) + r" \\" for cells in _cells(some)),
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"% {_latex(intervals_note(some))}",
-        ]
+        parts.append(f"% {_latex(setting)}")
+        parts += latex_table([column.title for column in COLUMNS], _cells(some))
+        parts.append(rf"% {_latex(intervals_note(some))}")
     return "\n".join(parts) + "\n"
+
+
+def latex_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a booktabs tabular; the first column is text, the others are aligned to the right."""
+    return [
+        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+        r"\toprule",
+        " & ".join(map(_latex, header)) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(_latex, cells)) + r" \\" for cells in body),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
 
 
 def to_csv(rows: Sequence[Summary]) -> str:

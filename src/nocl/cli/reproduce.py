@@ -1,0 +1,165 @@
+"""``nocl reproduce``: a table or figure of the paper by one command; and the summary of what was reproduced."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nocl.batch import JSON
+from nocl.cli.live import GridView
+from nocl.experiments import EXPERIMENTS, MEMORIES, Choice, Experiment, Run, chosen_rows, describe, find, plan
+from nocl.files import write_json
+from nocl.grid import RUNS, Engine, Outcome, base_of, finished, folder_of, run_grid
+from nocl.grid.estimate import total_seconds
+from nocl.job import parse_settings
+from nocl.report.reproduction import committed, rebuild, save_plan, write_summary
+from nocl.report.tables import duration
+from nocl.results import RunResult
+from nocl.run import RESULT
+
+reproduce_app = typer.Typer()
+
+
+@reproduce_app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without it, they are listed.")] = None,
+    dataset: Annotated[str, typer.Option(help="Data sets, separated by commas; default: the paper's.")] = "",
+    methods: Annotated[str, typer.Option(help="Rows or methods, separated by commas; default: all.")] = "",
+    seeds: Annotated[str, typer.Option(help="How many class orders, or a list: 3 is 0,1,2; '4,' is 4 alone.")] = "3",
+    memory: Annotated[str, typer.Option(help="Memory sizes of methods that keep exemplars.")] = "1000,2000",
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter of every run, key=value.")] = None,
+    scale: Annotated[str, typer.Option(help="full, or small: embedded data and a tiny network, a trial.")] = "full",
+    backbone_from: Annotated[Path | None, typer.Option(help="Take the base network from this file.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="Folder for runs, base networks and tables.")] = Path("runs/reproduce"),
+    keep: Annotated[Path | None, typer.Option(help="Copy finished results there, to be committed.")] = None,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: as the cores allow.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
+    address: Annotated[str | None, typer.Option(help="Ray cluster; default: a local Ray.")] = None,
+    gpus: Annotated[float, typer.Option(help="GPUs of each run, for Ray.")] = 0.0,
+    retries: Annotated[int, typer.Option(help="How often Ray tries a lost run again.")] = 3,
+    log: Annotated[str | None, typer.Option(help="tensorboard: curves in each run's folder.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and the time they may take.")] = False,
+    summary: Annotated[Path | None, typer.Option(help="Write the summary of committed results into this file.")] = None,
+    results: Annotated[Path, typer.Option(help="Committed results, for --summary.")] = Path("benchmarks/results"),
+) -> None:
+    """Run a table or figure of the paper and write it beside the paper's numbers; go on where it stood."""
+    if summary is not None:
+        write_summary(committed(results), summary)
+        typer.echo(summary)
+        return
+    if name is None:
+        for experiment in EXPERIMENTS.values():
+            typer.echo(f"{experiment.name:20} {experiment.title}")
+        return
+    experiment = find(name)
+    choice = Choice(
+        datasets=_names(dataset), methods=_names(methods), seeds=parse_seeds(seeds),
+        memories=tuple(int(size) for size in _names(memory)) or MEMORIES, epochs=epochs, small=_is_small(scale),
+        weights=None if backbone_from is None else str(backbone_from), root=None if root is None else str(root),
+        device=device, settings=parse_settings(settings or []),
+    )  # fmt: skip
+    runs = plan(experiment, choice)
+    power = Engine(engine, workers, threads, address, gpus, retries)
+    if dry_run:
+        _show_plan(experiment, choice, runs, out, power)
+        return
+    outcomes = _run(experiment, choice, runs, out, power, log)
+    if keep is not None:
+        for outcome in outcomes:
+            if outcome.result is not None:
+                write_json(keep / experiment.name / f"{outcome.job.name()}.json", portable(outcome.result))
+    _finish(outcomes, rebuild(out / experiment.name))
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """A count, or a list of seeds.
+
+    >>> parse_seeds("3"), parse_seeds("4,"), parse_seeds("0,2")
+    ((0, 1, 2), (4,), (0, 2))
+    """
+    try:
+        numbers = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"seeds {text!r}: write how many, such as 3, or a list, such as 0,2") from None
+    if not numbers or min(numbers) < 0 or (numbers == (0,) and "," not in text):
+        raise ValueError(f"seeds {text!r}: at least one, and none below 0")
+    return numbers if "," in text else tuple(range(numbers[0]))
+
+
+def portable(result: RunResult) -> dict[str, JSON]:
+    """The result without the folder that its weights were read from."""
+    values = result.to_json()
+    params = values["params"]
+    if isinstance(params, dict) and isinstance(weights := params.get("weights"), str):
+        params["weights"] = Path(weights).name
+    return values
+
+
+def _run(
+    experiment: Experiment, choice: Choice, runs: list[Run], out: Path, engine: Engine, log: str | None
+) -> list[Outcome]:
+    rows = chosen_rows(experiment, choice.methods)
+    places = [(run.row, run.memory, folder_of(run.job, out) / RESULT) for run in runs]
+    save_plan(experiment, rows, places, out / experiment.name)
+    for row in rows:
+        if not row.exists:
+            typer.echo(f"{row.label}: nocl has no method {row.method!r}; its cells stay empty", err=True)
+    try:
+        with GridView([describe(run) for run in runs]) as view:
+            return run_grid([run.job for run in runs], out, engine=engine, log=log, on_event=view.hear)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from here", err=True)
+        raise
+
+
+def _finish(outcomes: list[Outcome], paths: list[Path]) -> None:
+    typer.echo(paths[0].read_text("utf-8"))
+    for path in paths:
+        typer.echo(path)
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    for outcome in failed:
+        typer.echo(f"\nFAILED {outcome.job.name()}\n{outcome.error}", err=True)
+    if failed:
+        typer.echo(f"{len(failed)} of {len(outcomes)} runs failed; the same command tries them again", err=True)
+        sys.exit(1)
+
+
+def _show_plan(experiment: Experiment, choice: Choice, runs: list[Run], out: Path, engine: Engine) -> None:
+    left: list[Run] = []
+    trained: set[str] = set()
+    for run in runs:
+        folder = folder_of(run.job, out)
+        state = "to run"
+        if (folder / RESULT).exists():
+            trained.add(base_of(run.job))
+            so_far = RunResult.load(folder / RESULT)
+            state = "finished" if so_far.finished else f"begun: {len(so_far.accuracy) - 1} sessions"
+        if finished(folder) is None:
+            left.append(run)
+        typer.echo(f"{state:18} {describe(run):44} {folder.name}")
+    for row in chosen_rows(experiment, choice.methods):
+        if not row.exists:
+            typer.echo(f"{'no such method':18} {row.label}")
+    workers, threads = engine.shares(len(left))
+    bases = {base_of(run.job) for run in left if not choice.weights} - trained
+    known = [result for path in (out / RUNS).glob(f"*/{RESULT}") if (result := RunResult.load(path)).finished]
+    seconds = total_seconds([run.job for run in left], known, trained, workers)
+    typer.echo(
+        f"{len(runs)} runs: {len(runs) - len(left)} finished, {len(left)} to run; {len(bases)} base networks to train; "
+        f"roughly {duration(seconds)} with {workers} workers of {threads} threads"
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _is_small(scale: str) -> bool:
+    if scale not in ("full", "small"):
+        raise ValueError(f"scale {scale!r}: full or small")
+    return scale == "small"

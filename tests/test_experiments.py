@@ -1,0 +1,240 @@
+"""Experiments: the paper's numbers, the grids made of them, and tables that never guess."""
+
+import csv
+import io
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from nocl import paper
+from nocl.experiments import EXPERIMENTS, USUAL, Choice, chosen_rows, find, plan
+from nocl.methods import make
+from nocl.metrics import hm
+from nocl.report.experiment import lines, place, to_csv, to_html, to_latex, to_markdown
+from nocl.report.figures import draw
+from nocl.report.paired import paired
+from nocl.report.reproduction import BEGIN, END, rebuild, save_plan, summary, write_summary
+from nocl.results import RunResult
+
+from .test_report import result
+
+NAMES = (
+    "main-60-4-10", "partition-40-6-10", "partition-80-2-10", "partition-60-2-20", "base-strategies", "embedding-dim",
+    "lambda", "iterations", "samples", "overhead", "convergence",
+)  # fmt: skip
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return make("dsr").get_params()
+
+
+def dsr(acc: float, order: int = 0, dataset: str = "cifar100", **params: Any) -> RunResult:
+    """A finished run of DSR with its usual parameters but for ``params``, all classes at ``acc``."""
+    stream = {"dataset": dataset, "partition": "60+4x10", "order_seed": order}
+    full = {**_usual(), "seed": order, **params}
+    classes = ((order, order + 1), (order + 2,), (order + 3,))
+    return result(acc, acc, method="dsr", params=full, seed=order, stream=stream, base={}, session_classes=classes)
+
+
+def test_printed_numbers_agree_with_each_other_except_known_misprints() -> None:
+    found = {}
+    for cell in paper.cells():
+        if "+" not in cell.table:
+            continue
+        base, novel = cell.values["base"], cell.values["novel"]
+        share = int(cell.table.partition("+")[0]) / 100
+        implied = {"acc": share * base + (1 - share) * novel, "hm": hm(base, novel)}
+        off = {name: value for name, value in implied.items() if abs(value - cell.values[name]) > 0.16}
+        assert off.keys() == cell.misprints.keys(), cell
+        for name, value in off.items():
+            assert cell.misprints[name] == pytest.approx(value, abs=0.006)
+        found |= {(cell.table, cell.row, cell.dataset, cell.memory): off} if off else {}
+    assert len(found) == 7
+    assert len(paper.cells()) == 165
+
+
+def test_every_table_and_figure_has_a_grid() -> None:
+    assert set(EXPERIMENTS) == set(NAMES)
+    with pytest.raises(ValueError, match="did you mean 'lambda'"):
+        find("lamda")
+
+
+def test_usual_values_are_dsrs_own() -> None:
+    learner = make("dsr")
+    params = learner.get_params()
+    for name, value in USUAL.items():
+        if name == "recipe":
+            assert value == {"objective": learner.full_recipe.objective}
+        else:
+            assert params[name] in (value, None)
+    assert params["base_samples"] is params["novel_samples"] is None
+
+
+def test_plan_starts_with_one_seed_of_everything_without_exemplars_first() -> None:
+    runs = plan(find("main-60-4-10"), Choice(datasets=("cifar100",), methods=("scr", "dsr", "ncm"), seeds=(0, 1)))
+    names = [(run.row.label, run.memory, run.job.seed) for run in runs]
+    one = [("DSR", None), ("ncm", None), ("SCR", 1000), ("SCR", 2000)]
+    assert names == [(*cell, seed) for seed in (0, 1) for cell in one]
+    assert runs[2].job.params == {"memory_size": 1000}
+    (frozen,) = plan(find("main-60-4-10"), Choice(datasets=("core50",), methods=("scr_ft",), memories=(500,)))
+    assert (frozen.job.preset, frozen.job.params, frozen.job.partition) == ("ft", {"memory_size": 500}, "60+4x10")
+
+
+def test_rows_that_are_the_plain_method_share_its_run() -> None:
+    choice = Choice(datasets=("cifar100",))
+    digests = []
+    for name, label in (
+        ("main-60-4-10", "DSR"), ("base-strategies", "SC"), ("embedding-dim", "2048"), ("lambda", "lambda = 0.5"),
+        ("iterations", "T = 20"), ("samples", "K = 20"), ("samples", "K_base = 20"), ("convergence", "DSR"),
+    ):  # fmt: skip
+        digests += [run.job.digest() for run in plan(find(name), choice) if run.row.label == label]
+    assert len(digests) == 8
+    assert len(set(digests)) == 1
+    other = [run.job for run in plan(find("base-strategies"), Choice(datasets=("cifar100",), epochs=7))]
+    assert [job.params.get("recipe") for job in other] == [
+        {"epochs": 7, "objective": "ce"}, {"epochs": 7},
+        {"epochs": 7, "objective": "sc+ssl"}, {"epochs": 7, "objective": "sc+da"},
+    ]  # fmt: skip
+
+
+def test_choices_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="trains each of them"):
+        plan(find("base-strategies"), Choice(weights="network.safetensors"))
+    with pytest.raises(ValueError, match="unknown row of overhead 'foo'"):
+        chosen_rows(find("overhead"), ["foo"])
+
+
+def test_small_scale_uses_embedded_data_and_every_row_has_its_own_value() -> None:
+    runs = plan(find("embedding-dim"), Choice(small=True))
+    assert {run.job.dataset for run in runs} == {"glyphs"}
+    assert [run.job.params["dim"] for run in runs] == [256, 1024, 2048, 3072]
+    assert {run.job.params["backbone"] for run in runs} == {"tiny_resnet18"}
+
+
+def test_results_find_their_rows_by_parameters() -> None:
+    usual, other = dsr(0.5), dsr(0.4, power=0.1)
+    sc = find("base-strategies")
+    given = dsr(0.5, weights="network.safetensors")
+    assert [record.row.label for record in place(find("main-60-4-10"), [usual, other])] == ["DSR"]
+    assert [record.row.label for record in place(find("lambda"), [usual, other])] == ["lambda = 0.5", "lambda = 0.1"]
+    samples = place(find("samples"), [usual])
+    assert [record.row.label for record in samples] == ["K = 20", "K_base = 20", "K_novel = 20"]
+    assert [record.row.label for record in place(sc, [usual, dsr(0.3, recipe={"objective": "ce"})])] == ["SC", "CE"]
+    assert place(sc, [given]) == []  # its network was not trained by that objective
+    assert place(find("partition-40-6-10"), [usual]) == []
+    assert place(find("main-60-4-10"), [dsr(0.5, dim=64), result(method="ncm")]) == []
+
+
+def test_table_has_paper_and_ours_with_difference_and_verdict() -> None:
+    experiment = find("main-60-4-10")
+    records = place(experiment, [dsr(0.47, order=0), dsr(0.49, order=1), dsr(0.2, weights="/there/given.safetensors")])
+    table = lines(experiment, records, chosen_rows(experiment, ["dsr", "alice"]))
+    ran = [line for line in table if line.runs]
+    trained, given = ran
+    assert (trained.base, given.base) == ("sc, 100 epochs", "given.safetensors")
+    assert trained.seeds == 2
+    assert trained.difference == pytest.approx(48.0 - 48.6)
+    assert trained.ours["acc"].half == pytest.approx(12.7062 * 1.0)  # t(1) x std sqrt(2) / sqrt(2)
+    assert (trained.verdict, given.verdict) == ("reproduced", "below; other base network")
+    text = to_markdown(experiment, table)
+    assert "| DSR | cifar100 |  | sc, 100 epochs | 48.6 (52.4/42.9) \\| 47.2 | 48.0 ± 12.7 (48.0/48.0) \\| 48.0" in text
+    assert "| ALICE | cifar100 |  |  |  |  |  |  | not run |" in text  # empty, not guessed
+    assert "| DSR | mini\\_imagenet |  |  | 50.7 (56.1/42.6) \\| 48.4 |  |  |  | not run |" in text
+    records = list(csv.DictReader(io.StringIO(to_csv(experiment, table))))
+    by_row = {(record["row"], record["dataset"], record["base"]): record for record in records}
+    ours = by_row["DSR", "cifar100", "sc, 100 epochs"]
+    assert (float(ours["ours_acc"]), ours["paper_hm"], ours["seeds"]) == (pytest.approx(48.0), "47.2", "2")
+    assert by_row["ALICE", "cifar100", ""]["ours_acc"] == ""
+    assert to_latex(experiment, table).count(r" \\") == len(table) + 1
+    assert "<td>DSR</td>" in to_html(experiment, table)
+
+
+def test_misprints_are_marked_and_replaced() -> None:
+    experiment = find("partition-80-2-10")
+    text = to_markdown(experiment, lines(experiment, [], chosen_rows(experiment, ["scr_ft"])))
+    assert "42.7\\* (45.2/32.8) \\| 38.0" in text
+    assert "49.7 (53.7/33.7) \\| 41.4\\*" in text
+
+
+def test_verdicts_above_and_inside_the_interval() -> None:
+    experiment = find("main-60-4-10")
+    (above,) = [line for line in lines(experiment, place(experiment, [dsr(0.6)])) if line.runs]
+    assert above.verdict == "above"
+    wide = [dsr(0.40, order=0), dsr(0.48, order=1)]  # mean 44, half of the interval 50.8
+    (inside,) = [line for line in lines(experiment, place(experiment, wide)) if line.runs]
+    assert inside.verdict == "inside our interval"
+
+
+def test_figures_are_the_same_bytes_again_and_say_when_nothing_was_run() -> None:
+    for name in ("main-60-4-10", "embedding-dim", "convergence"):
+        experiment = find(name)
+        run = dsr(0.5)
+        run = RunResult.from_json({**run.to_json(), "log": {"lower_loss": [3.0, 2.0], "upper_loss": [1.0, 0.5]}})
+        table = lines(experiment, place(experiment, [run]))
+        drawn = draw(experiment, table)
+        assert drawn["svg"] == draw(experiment, table)["svg"]
+        assert drawn["png"].startswith(b"\x89PNG")
+    empty, full = (
+        draw(find("lambda"), lines(find("lambda"), place(find("lambda"), some))) for some in ([], [dsr(0.5)])
+    )
+    assert empty["svg"] != full["svg"]
+    assert b"<!-- lambda: not run -->" in empty["svg"]  # matplotlib draws text as paths and notes it in a comment
+
+
+def test_table_is_rebuilt_from_results_alone(tmp_path: Path) -> None:
+    experiment = find("convergence")
+    path = tmp_path / "runs" / "one" / "result.json"
+    dsr(0.31).save(path)
+    save_plan(experiment, experiment.rows, [(experiment.rows[0], None, path)], tmp_path / experiment.name)
+    written = rebuild(tmp_path / experiment.name)
+    assert sorted(file.name for file in written) == [
+        "figure.png", "figure.svg", "table.csv", "table.html", "table.md", "table.tex"
+    ]  # fmt: skip
+    assert "31.0 (31.0/31.0)" in (tmp_path / experiment.name / "table.md").read_text()
+    before = [file.read_bytes() for file in written if file.suffix != ".png"]
+    assert [file.read_bytes() for file in rebuild(tmp_path / experiment.name) if file.suffix != ".png"] == before
+
+
+def test_summary_replaces_its_part_and_leaves_the_rest(tmp_path: Path) -> None:
+    page = tmp_path / "REPRODUCTION.md"
+    page.write_text("# Reproduction\n\nBy hand.\n")
+    write_summary([dsr(0.5)], page)
+    page.write_text(page.read_text() + "\nAlso by hand.\n")
+    write_summary([dsr(0.3)], page)
+    text = page.read_text()
+    assert text.startswith("# Reproduction\n\nBy hand.\n")
+    assert text.endswith("\nAlso by hand.\n")
+    assert text.count(BEGIN) == text.count(END) == 1
+    assert "30.0 (30.0/30.0)" in text
+    assert "50.0 (50.0/50.0)" not in text
+    assert summary([]).count("Not run.") == len(EXPERIMENTS)
+    page.write_text(text.replace(END, ""))
+    with pytest.raises(ValueError, match="damaged"):
+        write_summary([], page)
+
+
+def test_paired_test_by_scipy_on_common_orders_only() -> None:
+    first = [dsr(acc, order) for order, acc in enumerate((0.50, 0.52, 0.55, 0.9))]
+    second = [dsr(acc, order) for order, acc in enumerate((0.48, 0.51, 0.50))]
+    found = paired(first, [*second, dsr(0.4, 7)])
+    differences = [0.02, 0.01, 0.05]
+    assert found.orders == 3
+    assert found.mean == pytest.approx(sum(differences) / 3)
+    assert found.p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert found.p_wilcoxon is None
+    assert paired(second, first).mean == pytest.approx(-found.mean)
+    assert "p = " in found.sentence("a", "b")
+
+
+def test_paired_test_without_spread_or_pairs() -> None:
+    one = [dsr(0.5, 0), dsr(0.6, 1)]
+    assert paired(one, one).p == 1.0
+    assert paired(one[:1], one[:1]).p is None
+    with pytest.raises(ValueError, match="no class order"):
+        paired(one[:1], one[1:])
+    repeated = paired([dsr(0.4, 0), dsr(0.6, 0), dsr(0.6, 1)], one)  # a repeated order is no further draw
+    assert (repeated.orders, repeated.mean) == (2, pytest.approx(0.0))
