@@ -14,6 +14,7 @@ from nocl.methods import METHODS, make
 from nocl.stream import Stream, class_incremental
 
 FILE = "run.json"
+PRESET = "nocl preset"
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class Job:
         )
 
     def learner(self, image_size: int) -> Learner:
-        """The learner, for images of that size. What the user set stands over the preset, in the recipe too."""
-        chosen = {**self._preset(), **self.params}
-        recipes = [part.get("recipe") for part in (self._preset(), self.params)]
-        if all(isinstance(recipe, dict) for recipe in recipes):
-            chosen["recipe"] = {**recipes[0], **recipes[1]}  # type: ignore[dict-item]
-        return make(self.method, **{"image_size": image_size, "seed": self.seed, **chosen}).to(self.device)
+        """The learner, for images of that size."""
+        return make(self.method, **{"image_size": image_size, "seed": self.seed, **self.chosen()}).to(self.device)
+
+    def chosen(self) -> dict[str, JSON]:
+        """Parameters that are not the method's defaults. What the user set stands over the preset."""
+        return over(self._preset(), self.params)
 
     def name(self) -> str:
         """A folder name: readable, and different for different runs."""
@@ -98,6 +99,35 @@ class Job:
         if self.preset not in presets:
             raise UnknownNameError(unknown(self.preset, presets, f"preset of {self.method}"))
         return presets[self.preset]
+
+
+def over(preset: dict[str, JSON], params: dict[str, JSON]) -> dict[str, JSON]:
+    """Parameters with those of a preset where they are silent, in the recipe too.
+
+    >>> over({"rho": 1, "recipe": {"tau": 0.07}}, {"rho": 2, "recipe": {"epochs": 3}})
+    {'rho': 2, 'recipe': {'tau': 0.07, 'epochs': 3}}
+    """
+    chosen = {**preset, **params}
+    low, high = preset.get("recipe"), params.get("recipe")
+    if isinstance(low, dict) and isinstance(high, dict):
+        chosen["recipe"] = {**low, **high}
+    return chosen
+
+
+def read_preset(path: Path, method: str) -> dict[str, JSON]:
+    """The parameters in a preset file, as `nocl tune` writes it; refused if it was made for another method."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such preset file") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not whole JSON ({error})") from error
+    params = values.get("params") if isinstance(values, dict) else None
+    if not isinstance(params, dict) or values.get("kind") != PRESET:
+        raise ValueError(f"{path} is no preset: it must hold kind {PRESET!r}, a method and params")
+    if values.get("method") != method:
+        raise ValueError(f"{path} is a preset of {values.get('method')}, not of {method}")
+    return params
 
 
 def parse_settings(pairs: list[str]) -> dict[str, JSON]:

@@ -13,6 +13,7 @@ from nocl.cli.data import data_app
 from nocl.cli.practice import practice_app
 from nocl.cli.reproduce import reproduce_app
 from nocl.cli.run import run_app
+from nocl.cli.tune import tune_app
 from nocl.version import __version__
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.add_typer(run_app)
 app.add_typer(compare_app)
 app.add_typer(practice_app)
 app.add_typer(reproduce_app)
+app.add_typer(tune_app)
 app.add_typer(data_app, name="data")
 
 

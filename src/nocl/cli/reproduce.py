@@ -10,7 +10,8 @@ from nocl.batch import JSON
 from nocl.cli.live import GridView
 from nocl.experiments import EXPERIMENTS, MEMORIES, Choice, Experiment, Run, chosen_rows, describe, find, plan
 from nocl.files import write_json
-from nocl.grid import RUNS, Engine, Outcome, base_of, finished, folder_of, run_grid
+from nocl.given import Split, arena_folder, run_arena, split
+from nocl.grid import RUNS, Engine, Event, Outcome, base_of, finished, folder_of, run_grid
 from nocl.grid.estimate import total_seconds
 from nocl.job import parse_settings
 from nocl.report.reproduction import committed, rebuild, save_plan, write_summary
@@ -64,15 +65,17 @@ def reproduce(
         device=device, settings=parse_settings(settings or []),
     )  # fmt: skip
     runs = plan(experiment, choice)
+    given = Split(grid=runs) if backbone_from is None else split(runs, backbone_from)
     power = Engine(engine, workers, threads, address, gpus, retries)
     if dry_run:
-        _show_plan(experiment, choice, runs, out, power)
+        _show_plan(experiment, choice, given, out, power)
         return
-    outcomes = _run(experiment, choice, runs, out, power, log)
+    _say_what_is_left_out(experiment, choice, given)
+    outcomes = _run(experiment, choice, given, out, power, log)
     if keep is not None:
         for outcome in outcomes:
             if outcome.result is not None:
-                write_json(keep / experiment.name / f"{outcome.job.name()}.json", portable(outcome.result))
+                write_json(keep / experiment.name / f"{outcome.folder.name}.json", portable(outcome.result))
     _finish(outcomes, rebuild(out / experiment.name))
 
 
@@ -101,20 +104,34 @@ def portable(result: RunResult) -> dict[str, JSON]:
 
 
 def _run(
-    experiment: Experiment, choice: Choice, runs: list[Run], out: Path, engine: Engine, log: str | None
+    experiment: Experiment, choice: Choice, given: Split, out: Path, engine: Engine, log: str | None
 ) -> list[Outcome]:
-    rows = chosen_rows(experiment, choice.methods)
-    places = [(run.row, run.memory, folder_of(run.job, out) / RESULT) for run in runs]
-    save_plan(experiment, rows, places, out / experiment.name)
-    for row in rows:
-        if not row.exists:
-            typer.echo(f"{row.label}: nocl has no method {row.method!r}; its cells stay empty", err=True)
+    runs = [*given.arena, *given.grid]
+    places = [(run.row, run.memory, _folder(run, given, out) / RESULT) for run in runs]
+    save_plan(experiment, chosen_rows(experiment, choice.methods), places, out / experiment.name)
     try:
         with GridView([describe(run) for run in runs]) as view:
-            return run_grid([run.job for run in runs], out, engine=engine, log=log, on_event=view.hear)
+            outcomes = [] if choice.weights is None else run_arena(given.arena, Path(choice.weights), out, view.hear)
+
+            def hear(event: Event) -> None:
+                view.hear(event._replace(number=event.number + len(given.arena)))
+
+            return outcomes + run_grid([run.job for run in given.grid], out, engine=engine, log=log, on_event=hear)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise
+
+
+def _folder(run: Run, given: Split, out: Path) -> Path:
+    return arena_folder(run.job, out) if run in given.arena else folder_of(run.job, out)
+
+
+def _say_what_is_left_out(experiment: Experiment, choice: Choice, given: Split) -> None:
+    for row in chosen_rows(experiment, choice.methods):
+        if not row.exists:
+            typer.echo(f"{row.label}: nocl has no method {row.method!r}; its cells stay empty", err=True)
+    for run in given.left_out:
+        typer.echo(f"{describe(run)}: left out, its base classes are not those of the given network", err=True)
 
 
 def _finish(outcomes: list[Outcome], paths: list[Path]) -> None:
@@ -129,11 +146,12 @@ def _finish(outcomes: list[Outcome], paths: list[Path]) -> None:
         sys.exit(1)
 
 
-def _show_plan(experiment: Experiment, choice: Choice, runs: list[Run], out: Path, engine: Engine) -> None:
+def _show_plan(experiment: Experiment, choice: Choice, given: Split, out: Path, engine: Engine) -> None:
     left: list[Run] = []
     trained: set[str] = set()
+    runs = [*given.arena, *given.grid]
     for run in runs:
-        folder = folder_of(run.job, out)
+        folder = _folder(run, given, out)
         state = "to run"
         if (folder / RESULT).exists():
             trained.add(base_of(run.job))
@@ -142,9 +160,7 @@ def _show_plan(experiment: Experiment, choice: Choice, runs: list[Run], out: Pat
         if finished(folder) is None:
             left.append(run)
         typer.echo(f"{state:18} {describe(run):44} {folder.name}")
-    for row in chosen_rows(experiment, choice.methods):
-        if not row.exists:
-            typer.echo(f"{'no such method':18} {row.label}")
+    _say_what_is_left_out(experiment, choice, given)
     workers, threads = engine.shares(len(left))
     bases = {base_of(run.job) for run in left if not choice.weights} - trained
     known = [result for path in (out / RUNS).glob(f"*/{RESULT}") if (result := RunResult.load(path)).finished]

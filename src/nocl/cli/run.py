@@ -10,7 +10,7 @@ from nocl import report as reports
 from nocl.checks import LEARNER_CHECKS, check_learner
 from nocl.cli.show import session_table, shown_progress
 from nocl.data import DATASETS
-from nocl.job import Job, parse_settings
+from nocl.job import Job, over, parse_settings, read_preset
 from nocl.lookup import UnknownNameError, unknown
 from nocl.methods import METHODS
 from nocl.report.reproduction import PLAN, rebuild
@@ -35,7 +35,7 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Parameter of the method, key=value; repeatable.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Named settings of the method.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Named settings of the method, or a file of `nocl tune`.")] = None,
     backbone_from: Annotated[Path | None, typer.Option(help="Take the network from this file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for runs and their reports.")] = Path("runs"),
@@ -45,7 +45,9 @@ def run(
     if resume is not None:
         folder, job = resume, Job.load(resume)
     else:
-        params = parse_settings(settings or [])
+        method, params = method or DEFAULT_METHOD, parse_settings(settings or [])
+        if preset is not None and preset.endswith(".json"):
+            params, preset = over(read_preset(Path(preset), method), params), None
         if epochs is not None:
             recipe = params.setdefault("recipe", {})
             if isinstance(recipe, dict):
@@ -53,7 +55,7 @@ def run(
         if backbone_from is not None:
             params["weights"] = str(backbone_from)
         job = Job(
-            method=method or DEFAULT_METHOD,
+            method=method,
             params=params,
             preset=preset,
             dataset=dataset,

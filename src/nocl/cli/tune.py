@@ -1,0 +1,50 @@
+"""``nocl tune``: choose a method's parameters on base-session data only."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nocl.batch import JSON
+from nocl.cli.show import shown_progress
+from nocl.job import Job, over, parse_settings
+from nocl.study import Tuning, spaces_of
+from nocl.study import tune as choose
+
+tune_app = typer.Typer()
+
+
+@tune_app.command()
+def tune(
+    method: Annotated[str, typer.Argument(help="A method's name, or module:Class.")],
+    dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "glyphs",
+    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
+    partition: Annotated[str, typer.Option(help="Says, with the seed, which classes are base classes.")] = "60+4x10",
+    seed: Annotated[int, typer.Option(help="Of the class order, the learner and the search.")] = 0,
+    space: Annotated[
+        list[str] | None, typer.Option(help="name=low:high, with :log or :int after it, or name=a,b,c; repeatable.")
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Fixed parameter, key=value.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
+    trials: Annotated[int, typer.Option(help="How many in all; more may be added later.")] = 20,
+    metric: Annotated[str, typer.Option(help="acc, hm or average, on held-out images of base classes.")] = "acc",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; default runs/tune/METHOD-DATASET.")] = None,
+) -> None:
+    """Choose parameters on base classes alone; the same command goes on, the choice is a file for --preset."""
+    recipe: dict[str, JSON] = {} if epochs is None else {"recipe": {"epochs": epochs}}
+    job = Job(
+        method, over(parse_settings(settings or []), recipe), None, dataset, parse_settings(data or []),
+        None if root is None else str(root), partition, seed, device=device,
+    )  # fmt: skip
+    folder = out or Path("runs/tune") / f"{method.replace(':', '.')}-{dataset}"
+    with shown_progress():
+        path = choose(job, spaces_of(method, space or []), folder, Tuning(trials, metric))
+    found = json.loads(path.read_text("utf-8"))
+    for trial in found["trials"]:
+        value = "failed" if trial["value"] is None else f"{100 * trial['value']:.2f}"
+        typer.echo(f"{trial['number']:4} {value:>7} {json.dumps(trial['params'])}")
+    typer.echo(f"chosen: {json.dumps(found['params'])}, {metric} {100 * found['value']:.2f} on held-out base images")
+    typer.echo(f"use it: nocl run {method} --preset {path}")
