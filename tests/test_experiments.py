@@ -8,16 +8,25 @@ from typing import Any
 
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
 from nocl import paper
-from nocl.experiments import EXPERIMENTS, USUAL, Choice, chosen_rows, find, plan
+from nocl.cli import app
+from nocl.experiments import EXPERIMENTS, USUAL, Choice, chosen_rows, describe, find, plan
+from nocl.files import write_tensors
+from nocl.given import run_arena, split
+from nocl.grid import Event, base_of, folder_of
+from nocl.grid.estimate import cost, total_seconds
 from nocl.methods import make
 from nocl.metrics import hm
+from nocl.nets import build
+from nocl.pretrain import WrongBaseError
 from nocl.report.experiment import lines, place, to_csv, to_html, to_latex, to_markdown
 from nocl.report.figures import draw
 from nocl.report.paired import paired
 from nocl.report.reproduction import BEGIN, END, rebuild, save_plan, summary, write_summary
 from nocl.results import RunResult
+from nocl.run import run
 
 from .test_report import result
 
@@ -238,3 +247,56 @@ def test_paired_test_without_spread_or_pairs() -> None:
         paired(one[:1], one[1:])
     repeated = paired([dsr(0.4, 0), dsr(0.6, 0), dsr(0.6, 1)], one)  # a repeated order is no further draw
     assert (repeated.orders, repeated.mean) == (2, pytest.approx(0.0))
+
+
+def test_given_network_serves_frozen_methods_through_the_arena(tmp_path: Path) -> None:
+    network = build("tiny_resnet18", seed=3)
+    choice = Choice(small=True, methods=("ncm", "dsr"), seeds=(0, 1), weights=str(tmp_path / "base.safetensors"))
+    stream = plan(find("main-60-4-10"), choice)[0].job.stream()
+    write_tensors(tmp_path / "base.safetensors", network.state_dict(), {"classes": list(stream.blocks[0])})
+    with pytest.raises(WrongBaseError, match="would come again as novel"):
+        split(plan(find("partition-40-6-10"), choice), tmp_path / "base.safetensors")
+    given = split(plan(find("main-60-4-10"), choice), tmp_path / "base.safetensors")
+    places = {name: [describe(run) for run in getattr(given, name)] for name in ("arena", "grid", "left_out")}
+    assert places == {
+        "arena": ["ncm glyphs seed 0", "ncm glyphs seed 1"],
+        "grid": ["DSR glyphs seed 0"],
+        "left_out": ["DSR glyphs seed 1"],  # its base classes are others
+    }
+    said: list[Event] = []
+    outcomes = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, said.append)
+    first, second = (outcome.result for outcome in outcomes)
+    assert first is not None
+    assert second is not None
+    whole = run(given.arena[0].job.learner(stream.image_size), stream)
+    assert first.accuracy == whole.accuracy  # features or images, the same answers
+    assert second.session_classes[0] == first.session_classes[0]
+    assert second.session_classes[1:] != first.session_classes[1:]
+    assert [event.number for event in said if event.kind == "done"] == [0, 1]
+    said.clear()
+    again = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, said.append)
+    assert [event.kind for event in said] == ["cached", "cached"]
+    assert [outcome.result for outcome in again] == [first, second]
+
+
+def test_dry_run_tells_what_is_there_and_how_long_the_rest_takes(tmp_path: Path) -> None:
+    command = ["reproduce", "lambda", "--scale", "small", "--seeds", "1", "--methods", "lambda = 0.5", "--dry-run"]
+    answer = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+    assert answer.exit_code == 0, answer.output
+    assert "to run" in answer.output
+    assert "1 runs: 0 finished, 1 to run; 1 base networks to train; roughly" in answer.output
+    job = plan(find("lambda"), Choice(small=True, methods=("lambda = 0.5",)))[0].job
+    dsr(0.5, dataset="glyphs").save(folder_of(job, tmp_path) / "result.json")
+    answer = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+    assert "1 runs: 1 finished, 0 to run; 0 base networks to train; roughly 0.000 s" in answer.output
+
+
+def test_cost_counts_shared_networks_once_and_believes_finished_runs() -> None:
+    jobs = [run.job for run in plan(find("lambda"), Choice(small=True, methods=("lambda = 0.5", "lambda = 0.3")))]
+    costs = [cost(job, []) for job in jobs]
+    assert base_of(jobs[0]) != base_of(jobs[1])  # the power is applied in base training too
+    assert total_seconds(jobs, [], set(), 1) == pytest.approx(sum(each.base + each.rest for each in costs))
+    assert total_seconds([jobs[0]] * 2, [], set(), 1) == pytest.approx(costs[0].base + 2 * costs[0].rest)
+    assert total_seconds(jobs, [], {base_of(job) for job in jobs}, 2) == pytest.approx(sum(c.rest for c in costs) / 2)
+    known = cost(jobs[0], [dsr(0.5, dataset="glyphs")])  # its sessions took 1 and 2 s, its tests 0.1 s each
+    assert (known.rest, known.from_results) == (pytest.approx(3.3), True)

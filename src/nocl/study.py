@@ -127,12 +127,12 @@ def tune(job: Job, spaces: Sequence[Space], folder: Path, tuning: Tuning = Tunin
         result = run(_learner(job, images.image_size, _nested(settings)), copy, cache=folder / "cache")
         return _measure(result, tuning.metric)
 
-    while (left := tuning.trials - _completed(optuna, study)) > 0:
+    states = optuna.trial.TrialState
+    while _count(study, states.COMPLETE) < tuning.trials:
         study.sampler = optuna.samplers.TPESampler(seed=job.seed + len(study.trials))  # also after a stop
-        before = len(study.trials)
         study.optimize(value, n_trials=1, catch=(ArithmeticError, ValueError, RuntimeError))
-        if study.trials[before].state == optuna.trial.TrialState.FAIL and before + 1 >= 3 * tuning.trials:
-            raise RuntimeError(f"{before + 1} trials and still {left} to go: most of them fail; see the log above")
+        if (failed := _count(study, states.FAIL)) >= 2 * tuning.trials:
+            raise RuntimeError(f"{failed} trials failed: narrow the space; the reasons are in the messages above")
     return _write_preset(job, study, folder, about)
 
 
@@ -187,8 +187,8 @@ def _study(optuna: Any, folder: Path, about: dict[str, JSON]) -> Any:
     return study
 
 
-def _completed(optuna: Any, study: Any) -> int:
-    return len(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)))
+def _count(study: Any, state: Any) -> int:
+    return len(study.get_trials(deepcopy=False, states=(state,)))
 
 
 def _write_preset(job: Job, study: Any, folder: Path, about: dict[str, JSON]) -> Path:

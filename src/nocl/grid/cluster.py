@@ -38,7 +38,8 @@ def run_on_ray(
 
 
 def _perform_all(ray: Any, tasks: Sequence[Task], say: Say, gpus: float, retries: int) -> None:
-    waiting, running = Waiting(tasks), {}
+    waiting = Waiting(tasks)
+    running: dict[Any, Task] = {}
     while waiting or running:
         while (task := waiting.next()) is not None:
             settings = {"num_cpus": task.threads, "num_gpus": gpus, "max_retries": retries, "name": task.job.name()}

@@ -119,21 +119,21 @@ def curves(task: Task) -> Iterator[Callable[[RunResult], None]]:
     except ImportError as error:
         raise ImportError("--log tensorboard needs the extra: pip install 'nocl[tensorboard]'") from error
 
-    writer = SummaryWriter(str(task.folder / "tensorboard"))  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(task.folder / "tensorboard"))
 
     def write(result: RunResult) -> None:
         session = len(result.accuracy) - 1
         values = {"seconds": result.seconds[-1], **result.last._asdict()}
         for name, value in values.items():
             if value is not None:
-                writer.add_scalar(f"session/{name}", value, session)  # type: ignore[no-untyped-call]
+                writer.add_scalar(f"session/{name}", value, session)
         losses = result.log.get("base_loss")
         if session == 0 and isinstance(losses, list):
             for epoch, loss in enumerate(losses):
-                writer.add_scalar("base/loss", loss, epoch)  # type: ignore[no-untyped-call]
-        writer.flush()  # type: ignore[no-untyped-call]
+                writer.add_scalar("base/loss", loss, epoch)
+        writer.flush()
 
     try:
         yield write
     finally:
-        writer.close()  # type: ignore[no-untyped-call]
+        writer.close()
