@@ -116,18 +116,18 @@ def _check_bytes(row: dict[str, JSON]) -> None:
 def table(rows: list[dict[str, JSON]]) -> str:
     """One line a method and size."""
 
-    def seconds(row: dict[str, JSON], name: str) -> str:
-        value = row.get(name)
-        return duration(value) if isinstance(value, float) else "not run"
+    def seconds(row: dict[str, JSON], name: str, times: int) -> str:
+        value = row.get(f"{name}_seconds")
+        return duration(times * value) if isinstance(value, float) else "not run"
 
-    header = ["Method", "d", "Classes", "State", "Bytes a class", "Learn an image", "Solve", "Predict an image"]
+    header = ["Method", "d", "Classes", "State", "Bytes a class", "Learn 1,000", "Solve once", "Predict 1,000"]
     body = []
     for row in rows:
         total = row.get("statistics_bytes", row["formula_bytes"])
         assert isinstance(total, int)
         assert isinstance(row["classes"], int)
         cells = [str(row["method"]), str(row["d"]), f"{row['classes']:,}", size(total), size(total / row["classes"])]
-        cells += [seconds(row, f"{name}_seconds") for name in ("learn", "solve", "predict")]
+        cells += [seconds(row, name, times) for name, times in (("learn", 1000), ("solve", 1), ("predict", 1000))]
         body.append(cells)
     return markdown_table(header, body)
 
