@@ -5,11 +5,9 @@ as they do images. The cache is keyed by the network file's content, the data's 
 another network or of other pixels can never be mixed up.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -33,7 +31,6 @@ class FeatureData(Dataset):
 
     source: Dataset | None = None
     origin: dict[str, JSON] | None = None
-    seconds_per_1000: float = 0.0  # images through the network, when they were computed
 
     @property
     def image_size(self) -> int:
@@ -77,12 +74,9 @@ def extract(
     if not (folder / "about.json").exists():  # written last: without it the rest may be of a broken attempt
         learner = NCM(backbone=backbone, image_size=data.image_size, stages=stages)
         load_weights(learner.network, checkpoint)
-        start = perf_counter()
         for name, images in (("train", data.train), ("test", data.test)):
             _write_features(folder / f"{name}.npy", learner, images, f"features of {name} images")
-        pace = 1000 * (perf_counter() - start) / (len(data.train) + len(data.test))
-        write_json(folder / "about.json", {**key, "weights": checkpoint.name, "seconds_per_1000": pace})
-    about = json.loads((folder / "about.json").read_text("utf-8"))
+        write_json(folder / "about.json", {**key, "weights": checkpoint.name})
     return FeatureData(
         data.name,
         _mapped(folder / "train.npy", data.train),
@@ -91,7 +85,6 @@ def extract(
         data.options,
         source=data,
         origin={"weights": checkpoint.name, "sha256": key["sha256"], "stages": key["stages"]},
-        seconds_per_1000=float(about["seconds_per_1000"]),
     )
 
 

@@ -100,11 +100,12 @@ class ClassStats(nn.Module):
         """Population standard deviation [K, d]."""
         return self.variance().sqrt()
 
-    def covariance(self, *, unbiased: bool = False) -> Tensor:
-        """Each class's covariance [K, d, d]."""
+    def covariance(self, *, unbiased: bool = False, columns: Tensor | None = None) -> Tensor:
+        """Each class's covariance [K, d, d], or those of ``columns``."""
         if self.spread != "full":
             raise ValueError(f"class covariances need spread='full', not {self.spread!r}")
-        return self.scatter / (self.count - int(unbiased)).clamp_min(1)[:, None, None]
+        scatter, count = (self.scatter, self.count) if columns is None else (self.scatter[columns], self.count[columns])
+        return scatter / (count - int(unbiased)).clamp_min(1)[:, None, None]
 
     def shared_covariance(self) -> Tensor:
         """The covariance within classes, pooled over all samples [d, d]: divided by their number."""

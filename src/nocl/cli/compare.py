@@ -9,7 +9,6 @@ import platformdirs
 import typer
 
 from nocl.arena import Contender, Contest, compare, course, stages_of
-from nocl.batch import JSON
 from nocl.cli.show import shown_progress
 from nocl.data import load
 from nocl.features import extract, trained_classes
@@ -67,11 +66,7 @@ def compare_command(
         bound = _bound(contest(), out / "runs" / "joint-linear-probe.json") if probe else None
     table = arena_table(results, bound)
     write_atomically(out / "table.md", lambda file: file.write(table.encode()))
-    about: dict[str, JSON] = {
-        "features": contest().data.origin,
-        "network_seconds_per_1000": contest().data.seconds_per_1000,
-    }
-    write_json(out / "numbers.json", {**about, "rows": arena_numbers(results, bound)})
+    write_json(out / "numbers.json", {"features": contest().data.origin, "rows": arena_numbers(results, bound)})
     typer.echo(table)
     for number in range(1, len(contenders) if paired else 1):
         some = results[number * len(courses) : (number + 1) * len(courses)]

@@ -34,6 +34,7 @@ from nocl.learner import FrozenLearner
 from nocl.linalg import Cached, inverse_root
 from nocl.prototypes import ClassStats, tukey
 
+_MATRICES_AT_ONCE = 64
 _VALUES_AT_ONCE = 1 << 24  # of a [rows, classes x d] product: 64 MB in float32
 
 
@@ -131,22 +132,29 @@ class FeCAM(FrozenLearner):
     def _measure(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Roots of the inverse covariances ([K, d, d], [1, d, d] or [K, d]) and prototypes [K, d]."""
         mean = self._g(self.raw.mean) if self.mean_space == "raw" else self.stats.mean
-        if self.covariance == "diagonal":
-            roots = self._diagonal_roots()
-        else:
-            roots = inverse_root(self.metric(), "FeCAM covariance")
-        return roots.to(dtype), F.normalize(mean, dim=1).to(dtype)
+        return self._roots(dtype), F.normalize(mean, dim=1).to(dtype)
 
-    def metric(self) -> Tensor:
-        """The matrices N whose inverse measures distance: [K, d, d], or [1, d, d] if shared."""
+    def _roots(self, dtype: torch.dtype) -> Tensor:
+        if self.covariance == "diagonal":
+            return self._diagonal_roots().to(dtype)
+        if self.covariance == "shared":
+            return inverse_root(self.metric(), "FeCAM covariance").to(dtype)
+        parts = torch.arange(len(self.stats)).split(_MATRICES_AT_ONCE)  # float64 only for so many at once
+        return torch.cat([inverse_root(self.metric(part), "FeCAM covariance").to(dtype) for part in parts])
+
+    def metric(self, columns: Tensor | None = None) -> Tensor:
+        """The matrices N whose inverse measures distance: [K, d, d] or those of ``columns``; [1, d, d] if shared."""
         if self.by_session:
             known = bool(self.n_common_)
             return (self.common_ if known else _floor(self.session.covariance(unbiased=True)[0]))[None]
         if self.covariance == "shared":
             matrices = self.stats.shared_covariance()[None]
         else:
-            matrices = self.stats.covariance(unbiased=True)
-            matrices[self.stats.count < 2] = self.stats.shared_covariance()
+            columns = torch.arange(len(self.stats)) if columns is None else columns
+            matrices = self.stats.covariance(unbiased=True, columns=columns)
+            few = self.stats.count[columns] < 2
+            if bool(few.any()):
+                matrices[few] = self.stats.shared_covariance()
         for _ in range(2):
             matrices = shrink(matrices, self.alpha1, self.alpha2)
         return correlation(matrices) if self.normalise else matrices
