@@ -88,7 +88,7 @@ def build(cls: type[Learner], params: dict[str, JSON]) -> Learner:
 
 def fitted(cls: type[Learner], params: dict[str, JSON]) -> Learner:
     """A learner after its base session; trained once, then copied."""
-    return copy.deepcopy(_fitted_once(cls, json.dumps(params)))
+    return copy.deepcopy(_fitted_once(cls, json.dumps(params)))  # type: ignore[arg-type]
 
 
 @cache
