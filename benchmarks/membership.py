@@ -27,7 +27,7 @@ from nocl.learner import FrozenLearner
 from nocl.version import __version__
 from nocl.weights import file as weights_file
 
-POOL = 60  # images of each class: up to 25 members, 35 others
+NEW, TRAINING = 100, 400  # images of each class that can be members; 50 new ones are the others
 
 
 def empty_model(method: str, params: dict[str, None]) -> Classifier:
@@ -65,8 +65,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--root", type=Path, required=True, help="folder of cifar-100-python")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/membership.json"))
-    parser.add_argument("--classes", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -74,18 +74,22 @@ def main() -> None:
     wide = empty_model("rda", {"shortlist": None})
     extract = wide.learner_
     assert isinstance(extract, FrozenLearner)
-    new = features_of(extract, data.test, given.classes, POOL)
-    trained = features_of(extract, data.train, given.classes, POOL)
+    new = features_of(extract, data.test, given.classes, NEW)
+    trained = features_of(extract, data.train, given.classes, TRAINING)
     rows = []
     for method, empty in (("ncm", empty_model("ncm", {})), ("rda", wide)):
         dim = empty.learner_.feature_dim  # the last stage is the end of the wide feature
         for kind, pool in (("new", new), ("training", trained)):
-            for n in (1, 2, 5, 10, 25):
+            for n in (1, 2, 5, 10, 25, 50, 100, 400):
+                if n > (NEW // 2 if kind == "new" else TRAINING):
+                    continue
                 values = []
                 for seed in range(given.seeds):
-                    order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed))
+                    draw = torch.Generator().manual_seed(seed)
+                    order, apart = torch.randperm(len(pool[0]), generator=draw), torch.randperm(NEW, generator=draw)
+                    apart = order if kind == "new" else apart
                     members = {label: z[order[:n], -dim:] for label, z in pool.items()}
-                    others = {label: z[order[25:], -dim:] for label, z in new.items()}
+                    others = {label: z[apart[NEW // 2 :], -dim:] for label, z in new.items()}
                     values.append(attack(empty, members, others, data.class_names))
                 rows.append({"method": method, "images": kind, "per_class": n, "auc": float(np.mean(values)),
                              "std_over_seeds": float(np.std(values))})  # fmt: skip
