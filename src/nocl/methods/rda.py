@@ -86,7 +86,7 @@ class RDA(FrozenLearner):
         unbiased: bool = True,
         storage: Literal["full", "lowrank", "shared", "mean"] = "full",
         rank: int = 24,
-        shortlist: int | None = 20,
+        shortlist: int | None = 32,
         flip: bool = False,
         backbone: str = "reduced_resnet18",
         weights: str | None = None,
