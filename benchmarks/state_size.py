@@ -80,7 +80,8 @@ def main() -> None:
     best = max(under, key=lambda p: p["hm"])  # type: ignore[arg-type, return-value]
     keep(
         args.out / "state_size.json", "python benchmarks/state_size.py", bank,
-        shortlist=SHORTLIST, points=points, best_below_ten_images=best["name"], shortlist_agreement=agreement(bank, blocks),
+        shortlist=SHORTLIST, points=points, best_below_ten_images=best["name"],
+        shortlist_agreement=agreement(bank, blocks),
     )  # fmt: skip
     draw(points, args.out / "state_size.svg")
 
