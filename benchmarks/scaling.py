@@ -1,7 +1,7 @@
 """Cost and state as classes grow: seconds an image and bytes a class of every method on frozen features.
 
-Synthetic features, d = 160 and 640, classes 100 -> 1,000 -> 10,000. Each method first meets all classes with two
-features each, then is timed on batches of ten (learning) and of a hundred (prediction, after whatever it solves
+Synthetic features, d = 160 and 640, classes 100 -> 1,000 -> 10,000. Each method makes room for all classes and learns
+two features of each of the first thousand, then is timed on batches of ten (learning) and of a hundred (prediction, after whatever it solves
 once). A method whose state would not fit the memory given is not run; its bytes are those of its formula, checked
 against the measured ones at 100 classes. Writes scaling.json, scaling.md and scaling.svg.
 
@@ -24,6 +24,7 @@ from nocl.report.tables import duration, markdown_table, size
 from nocl.results import environment
 from nocl.seeding import generator
 
+WARM_UP = 1000
 # bytes of statistics by the specifications: what may grow with the classes K and how
 BYTES: dict[str, Callable[[int, int], int]] = {
     "ncm": lambda k, d: k * (8 * d + 8),
@@ -68,7 +69,7 @@ def measure(name: str, n_classes: int, d: int) -> dict[str, JSON]:
     assert isinstance(learner, FrozenLearner)
     draw = generator(n_classes, d)
     learner.meet(range(n_classes))
-    for labels in torch.arange(n_classes).repeat(2).split(1000):
+    for labels in torch.arange(min(n_classes, WARM_UP)).repeat(2).split(1000):
         learner.learn(torch.rand(len(labels), d, generator=draw), labels)
     batches = [(torch.rand(10, d, generator=draw), torch.randint(n_classes, (10,), generator=draw)) for _ in range(10)]
     learner.learn(*batches[0])
