@@ -22,7 +22,8 @@ D, HIGH = 6, 16
 
 def taught(n_base: int = 4, n_novel: int = 2, *, n: int = 12, end: bool = True, **params: Any) -> DSR:
     """A learner on features: base classes 0 .., then novel ones in one session."""
-    learner: DSR = on_features(DSR, D, **{"dim": HIGH, "iterations": 3, **params})
+    untrained = {"head_epochs": 0}  # a random projection is enough, and quick
+    learner: DSR = on_features(DSR, D, **{"dim": HIGH, "iterations": 3, "recipe": untrained, **params})
     z, y = blobs(n_base + n_novel, n, D)
     z = z.float()
     learner.fit_base_features([(z[y < n_base], y[y < n_base])])
@@ -41,7 +42,7 @@ def session_learner() -> tuple[DSR, dict[str, Any], dict[str, Any]]:
     learner: DSR = on_features(
         DSR, 6, power=1.0, dim=10, iterations=inputs["T"], samples=inputs["K"], outer_lr=inputs["outer_lr"],
         inner_lr=inputs["inner"]["lr"], inner_steps=inputs["inner"]["steps"], rho=inputs["inner"]["rho"],
-        base_std_extra=0.05,
+        base_std_extra=0.05, recipe={"head_epochs": 0},
     )  # fmt: skip
     state = {name: torch.tensor(value) for name, value in inputs["projection_state"].items()}
     learner.projection.load_state_dict(state, strict=False)
@@ -161,7 +162,7 @@ def test_b4_state_goes_by_class_in_whatever_order_classes_come() -> None:
     z = z.float()
     learners = []
     for order in ([4, 5], [5, 4]):
-        learner: DSR = on_features(DSR, D, dim=HIGH, iterations=0)
+        learner: DSR = on_features(DSR, D, dim=HIGH, iterations=0, recipe={"head_epochs": 0})
         learner.fit_base_features([(z[y < 4], y[y < 4])])
         for c in order:
             learner.learn(z[y == c], y[y == c])
@@ -175,7 +176,7 @@ def test_b4_state_goes_by_class_in_whatever_order_classes_come() -> None:
 
 
 def test_b6_a_dead_unit_has_the_floor_as_its_std() -> None:
-    learner: DSR = on_features(DSR, D, dim=HIGH, power=1.0, std_floor=1e-4)
+    learner: DSR = on_features(DSR, D, dim=HIGH, power=1.0, std_floor=1e-4, recipe={"head_epochs": 0})
     learner.fit_base_features([(torch.zeros(5, D), torch.zeros(5, dtype=torch.int64))])
     v, _ = learner.sample(4000, 0)
     assert v.std().item() == pytest.approx(1e-4, rel=0.05)
@@ -305,6 +306,18 @@ def test_the_projection_of_the_base_session_is_taken_over() -> None:
     assert learner.projection.layer1[1].num_batches_tracked > 0
 
 
+def test_on_features_alone_the_projection_is_trained_once() -> None:
+    learner: DSR = on_features(DSR, D, dim=HIGH, recipe={"objective": "ce", "head_epochs": 5})
+    z, y = blobs(4, 40, D)
+    learner.fit_base_features(zip(z.float().split(50), y.split(50)))
+    losses = learner.log_["base_loss"]
+    assert losses[-1] < losses[0]  # type: ignore[index,operator]
+    assert learner.vanilla.count.tolist() == [40] * 4
+    before = learner.projection.layer1[0].weight.clone()
+    learner.fit_base_features([(z.float(), y)])
+    assert torch.equal(before, learner.projection.layer1[0].weight)
+
+
 def test_without_iterations_it_is_cosine_ncm_in_the_projected_space() -> None:
     learner = taught(iterations=0)
     z, y = blobs(6, 12, D)
@@ -361,7 +374,7 @@ def test_full_covariance_keeps_correlations_that_the_diagonal_loses() -> None:
     z = (shared + 0.1 * torch.randn(400, D, generator=draw) + 10).float()
     correlations = {}
     for covariance in ("full", "diagonal"):
-        learner: DSR = on_features(DSR, D, dim=HIGH, power=1.0, covariance=covariance)
+        learner: DSR = on_features(DSR, D, dim=HIGH, power=1.0, covariance=covariance, recipe={"head_epochs": 0})
         learner.fit_base_features([(z, torch.zeros(400, dtype=torch.int64))])
         v, _ = learner.sample(4000, 0)
         correlations[covariance] = torch.corrcoef(v.T)[0, 1].item()

@@ -35,7 +35,7 @@ projected values, N rows.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -43,9 +43,10 @@ from torch import Tensor
 
 from nocl.batch import JSON, Batch
 from nocl.learner import FrozenLearner
+from nocl.lookup import by_name
 from nocl.losses import Phi, alignment, deviation, mean_absolute_cosine, penalty, separation
 from nocl.nets.projection import Projection
-from nocl.pretrain import Recipe, Strategy, Trained
+from nocl.pretrain import OBJECTIVES, Objective, Recipe, Strategy, Trained, fit_heads
 from nocl.prototypes import ClassStats, tukey
 from nocl.seeding import seed_from
 
@@ -53,6 +54,8 @@ PRESETS: dict[str, dict[str, JSON]] = {
     "official": {"base_std_extra": 0.05, "recipe": {"tau": 0.07, "spaces": "high", "head": [2048, 1024]}},
     "paper": {"rho": 1.0, "phi": "doubleexp", "inner_lr": 1.0},
 }
+
+NEEDS_PROJECTION = "DSR needs an objective that trains its projection (ce or sc, +ssl, +da), not {!r}"
 
 
 class DSR(FrozenLearner):
@@ -125,12 +128,25 @@ class DSR(FrozenLearner):
     # --- the base session -------------------------------------------------------------------------------------
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
-        if not isinstance(trained.objective, Strategy) or trained.objective.projection is None:
-            raise ValueError(
-                f"DSR needs an objective that trains its projection (ce, sc), not {self.full_recipe.objective}"
-            )
-        self.projection.load_state_dict(trained.objective.projection.state_dict())
+        self._take_projection(trained.objective)
         super().after_base(trained, base)
+
+    def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
+        """The base session on features; a projection that no images have trained is trained on them first."""
+        if self.projection.layer1[1].num_batches_tracked == 0 and self.full_recipe.head_epochs:
+            pairs = list(pairs)
+            self.fit_projection(torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs]))
+        return super().fit_base_features(pairs)
+
+    def fit_projection(self, z: Tensor, y: Tensor) -> None:
+        """Train theta2 on base features [N, d] alone, by the recipe's loss on one view of each image."""
+        targets = self.columns(y)
+        factory = by_name(self.full_recipe.objective, OBJECTIVES, "objective")
+        objective = factory.build(self.network, self.feature_dim, len(self.classes_), self.seed, self.full_recipe)
+        if not isinstance(objective, Strategy):
+            raise ValueError(NEEDS_PROJECTION.format(self.full_recipe.objective))
+        self.log_["base_loss"] = list(fit_heads(objective.to(self.device), z, targets, self.full_recipe, self.seed))
+        self._take_projection(objective)
 
     def finish_base(self) -> None:
         self.pending_.zero_()
@@ -253,6 +269,11 @@ class DSR(FrozenLearner):
         shifted = self.vanilla.covariance() + torch.diag_embed(extra + jitter)
         factors: Tensor = torch.linalg.cholesky(shifted)
         return factors.float()
+
+    def _take_projection(self, objective: Objective) -> None:
+        if not isinstance(objective, Strategy) or objective.projection is None:
+            raise ValueError(NEEDS_PROJECTION.format(self.full_recipe.objective))
+        self.projection.load_state_dict(objective.projection.state_dict())
 
     def _note(self, curve: str, value: float) -> None:
         points = self.log_.setdefault(curve, [])

@@ -1,5 +1,6 @@
 """The base-training loop: resumable after every epoch, cached by content, on one device or many."""
 
+import copy
 import logging
 import math
 import tempfile
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock
-from torch import Tensor
+from torch import Tensor, nn
 
 from nocl.augment import Augment
 from nocl.batch import JSON, BaseSession, Batch
@@ -19,7 +20,7 @@ from nocl.files import digest, file_digest, read_tensors, write_tensors
 from nocl.lookup import by_name
 from nocl.nets import Backbone
 from nocl.pretrain.devices import Worker, current
-from nocl.pretrain.objectives import OBJECTIVES, Extractor, Objective
+from nocl.pretrain.objectives import ABSENT, OBJECTIVES, Extractor, Objective, Strategy
 from nocl.pretrain.recipe import Recipe
 from nocl.progress import track
 from nocl.seeding import generator
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 log = logging.getLogger(__name__)
+HEAD_BATCH = 100  # the paper's base batch
 COMPILE_PAYS_FROM = 300_000  # images through the network, below which compiling costs more than it saves
 
 
@@ -145,10 +147,7 @@ class _Training:
         self.named = dict(self.objective.named_parameters(prefix="objective"))
         if not frozen:
             self.named |= dict(network.named_parameters(prefix="network"))
-        momentum = max(recipe.momentum, 0.9) if recipe.schedule == "onecycle" else recipe.momentum
-        self.optimizer = torch.optim.SGD(
-            list(self.named.values()), recipe.lr, momentum, weight_decay=recipe.weight_decay, nesterov=momentum > 0
-        )
+        self.optimizer = _optimizer(self.named.values(), recipe)
         self.augment = Augment(recipe.augment)
         self.rounds: dict[int, list[tuple[Tensor, Tensor]]] = {}  # a frozen network's features, by round
 
@@ -180,10 +179,10 @@ class _Training:
 
     def _run_in_processes(self, base: Iterable[Batch], path: Path | None, key: dict[str, JSON]) -> list[float]:
         """Let this node's processes train and write; then read what they wrote."""
-        settings = (self.network, self.dim, self.recipe, tuple(self.target), self.seed, base, key)
         with tempfile.TemporaryDirectory(prefix="nocl-") as folder:
             path = path or Path(folder) / "network.safetensors"
-            current().fabric(self.device).launch(_work, path, *settings)  # type: ignore[arg-type]
+            task = _Task(self.network, self.dim, self.recipe, tuple(self.target), self.seed, base, path, key)
+            current().fabric(self.device).launch(task)
             return self._restore(path, key)
 
     def _train(self, base: Iterable[Batch], losses: list[float], partial: Path | None, key: dict[str, JSON]) -> None:
@@ -224,7 +223,7 @@ class _Training:
                 raise FloatingPointError(
                     f"loss is {loss.item()} in base epoch {epoch + 1}; try a smaller lr than {self.recipe.lr}"
                 )
-            self.optimizer.param_groups[0]["lr"] = self._lr(epoch * n_batches + step, self.epochs * n_batches)
+            self.optimizer.param_groups[0]["lr"] = _lr(self.recipe, epoch * n_batches + step, self.epochs * n_batches)
             self.worker.step(loss, optimizer)
             total, seen = total + loss.item() * n, seen + n
         return total / max(seen, 1)
@@ -268,15 +267,6 @@ class _Training:
             kept.append((model(self.objective.normalise(viewed)), wanted))
         return kept
 
-    def _lr(self, step: int, steps: int) -> float:
-        """Constant, or one cycle: linear warm-up over the first 30 % of steps, then a cosine to zero."""
-        if self.recipe.schedule == "constant":
-            return self.recipe.lr
-        warm = max(1, round(0.3 * steps))
-        if step < warm:
-            return self.recipe.lr * (step + 1) / warm
-        return self.recipe.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-
     def _store(self, path: Path, key: dict[str, JSON], losses: list[float]) -> None:
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
         tensors |= {f"objective.{name}": tensor for name, tensor in self.objective.state_dict().items()}
@@ -304,13 +294,63 @@ class _Training:
         return [float(loss) for loss in losses] if isinstance(losses, list) else []  # type: ignore[arg-type]
 
 
-def _work(
-    fabric: "Fabric", path: Path, network: Backbone, dim: int, recipe: Recipe, classes: tuple[int, ...], seed: int,
-    base: Iterable[Batch], key: dict[str, JSON],
-) -> None:  # fmt: skip
-    """One process of a training by several."""
-    network.to(fabric.device)
-    _Training(network, dim, recipe, classes, seed, frozen=False, worker=Worker(fabric)).run(base, path, key)
+def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: int) -> list[float]:
+    """Train projection and heads on given features [N, d] of labels 0 .. n - 1: one view of each image, no pixels.
+
+    What to do where only features are at hand; ``train_base`` with ``weights`` also draws the objective's views.
+    """
+    optimizer = _optimizer(objective.parameters(), recipe)
+    n_batches = max(1, len(y) // HEAD_BATCH)
+    targets = torch.stack([y, torch.full_like(y, ABSENT)], dim=1).to(z.device)
+    losses = []
+    objective.train()
+    for epoch in track(range(recipe.head_epochs), "projection on features"):
+        order = torch.randperm(len(y), generator=generator(seed, "order", epoch)).to(z.device)
+        total = 0.0
+        for step, rows in enumerate(order.tensor_split(n_batches)):
+            loss = objective.terms(z[rows], targets[rows])
+            optimizer.param_groups[0]["lr"] = _lr(recipe, epoch * n_batches + step, recipe.head_epochs * n_batches)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(rows)
+        losses.append(total / len(y))
+    optimizer.zero_grad(set_to_none=True)
+    objective.eval()
+    return losses
+
+
+def _optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.SGD:
+    momentum = max(recipe.momentum, 0.9) if recipe.schedule == "onecycle" else recipe.momentum
+    return torch.optim.SGD(
+        list(parameters), recipe.lr, momentum, weight_decay=recipe.weight_decay, nesterov=momentum > 0
+    )
+
+
+def _lr(recipe: Recipe, step: int, steps: int) -> float:
+    """Constant, or one cycle: linear warm-up over the first 30 % of steps, then a cosine to zero."""
+    if recipe.schedule == "constant":
+        return recipe.lr
+    warm = max(1, round(0.3 * steps))
+    if step < warm:
+        return recipe.lr * (step + 1) / warm
+    return recipe.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+class _Task:
+    """What each process of a training by several does; one object, because Fabric looks into separate arguments."""
+
+    def __init__(
+        self, network: Backbone, dim: int, recipe: Recipe, classes: tuple[int, ...], seed: int,
+        base: Iterable[Batch], path: Path, key: dict[str, JSON],
+    ) -> None:  # fmt: skip
+        self.settings, self.work = (network, dim, recipe, classes, seed), (base, path, key)
+
+    def __call__(self, fabric: "Fabric") -> None:
+        network, *rest = self.settings
+        network = copy.deepcopy(network).to(fabric.device)  # what arrives lies in memory that all processes share
+        training = _Training(network, *rest, frozen=False, worker=Worker(fabric))  # type: ignore[arg-type]
+        training.run(*self.work)
 
 
 def _epoch_of(base: Iterable[Batch], index: int) -> Iterator[Batch]:

@@ -1,0 +1,170 @@
+"""DSR and its ablations on CIFAR-100, 60+4x10, order 0, on the cached features of a given base network.
+
+    python benchmarks/dsr_cifar100.py --weights BASE.safetensors --data FOLDER --dim 512
+    python benchmarks/dsr_cifar100.py --weights PSEUDO_BASE.safetensors --backbone tiny_resnet18 --pseudo --data FOLDER
+
+The projection is trained on the base features (one view, ``--objective``, ``--head-epochs``, one cycle) and shared by
+all variants that train it alike; each variant then learns the ten sessions. Feeding cached features gives the answers
+that images would give. With ``--pseudo`` the whole problem is made of base classes' training images only (see
+:mod:`nocl.tune`): that is where settings may be chosen. Finished variants are kept and not run again.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nocl import data, metrics, nets
+from nocl.batch import JSON
+from nocl.features import extract, tensors
+from nocl.files import write_json
+from nocl.learner import FrozenLearner
+from nocl.methods.dsr import DSR
+from nocl.methods.ncm import NCM
+from nocl.results import environment
+from nocl.seeding import generator
+from nocl.stream import class_incremental
+from nocl.tune import PARTITION, base_only
+
+STAGES = (1, 2, 3, 4)  # cached with the features of the rivals' benchmarks; DSR takes the last
+PAPER: dict[str, JSON] = DSR.presets["paper"]
+VARIANTS: dict[str, dict[str, JSON] | None] = {
+    "ncm (tukey)": None,
+    "T=0": {"iterations": 0},
+    "dsr": {},
+    "no lower level": {"refine": False},
+    "no upper level": {"align": False},
+    "paper": {**PAPER},
+    "paper, inner_lr 0.1": {**PAPER, "inner_lr": 0.1},
+    "paper, inner_lr 10": {**PAPER, "inner_lr": 10.0},
+    "paper, no upper level": {**PAPER, "align": False},
+    "paper, phi exp": {**PAPER, "phi": "exp"},
+    "paper, deviation 1": {**PAPER, "deviation": 1.0},
+    "outer_lr 0.1": {"outer_lr": 0.1},
+    "outer_lr 1": {"outer_lr": 1.0},
+    "write-back replace": {"proto_update": "replace"},
+    "outer_lr 0.1, write-back replace": {"outer_lr": 0.1, "proto_update": "replace"},
+    "base_std_extra 0.05": {"base_std_extra": 0.05},
+    "full covariance": {"covariance": "full"},
+    "official": {**DSR.presets["official"]},
+}
+
+
+class Features:
+    """All features of a data set in memory, cut into the stream's blocks."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        whole = data.load("cifar100", root=args.data)
+        stream = class_incremental(whole)
+        if args.pseudo:
+            stream = class_incremental(base_only(whole, stream.blocks[0]), partition=PARTITION)
+        bank = extract(stream.data, args.weights, cache=args.cache, backbone=args.backbone, stages=STAGES)
+        self.blocks, self.described = stream.blocks, stream.describe()
+        width = nets.build(args.backbone).feature_dim(32)
+        (z, self.y), (test, self.test_y) = tensors(bank.train), tensors(bank.test)
+        self.z, self.test = z[:, -width:].clone(), test[:, -width:].clone()
+
+    def session(self, index: int) -> tuple[Tensor, Tensor]:
+        """Training features of one block, shuffled."""
+        rows = torch.isin(self.y, torch.tensor(self.blocks[index])).nonzero()[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=generator(0, "session", index))]
+        return self.z[rows], self.y[rows]
+
+    def row(self, learner: FrozenLearner) -> list[float]:
+        """Accuracy of each block learned so far."""
+        seen = torch.isin(self.test_y, learner.classes_)
+        z, y = self.test[seen], self.test_y[seen]
+        right = torch.cat([learner.classes_[learner.score(part).argmax(1)] for part in z.split(500)]) == y
+        done = [block for block in self.blocks if set(block) <= set(learner.classes_.tolist())]
+        return [
+            float(torch.stack([right[y == c].double().mean() for c in block]).mean()) for block in done
+        ]  # classes count alike
+
+
+def teach(learner: FrozenLearner, features: Features) -> dict[str, JSON]:
+    """The whole protocol on features; accuracy matrix, scores and seconds of each session."""
+    learner.meet(features.blocks[0])
+    z, y = features.session(0)
+    learner.fit_base_features(zip(z.split(500), y.split(500)))
+    matrix, seconds = [features.row(learner)], []
+    for index in range(1, len(features.blocks)):
+        z, y = features.session(index)
+        start = perf_counter()
+        for part, labels in zip(z.split(10), y.split(10)):
+            learner.learn(part, labels)
+        learner.end_session()
+        seconds.append(round(perf_counter() - start, 2))
+        matrix.append(features.row(learner))
+    sizes = [len(block) for block in features.blocks]
+    final = metrics.last([[*row, *[None] * (len(sizes) - len(row))] for row in matrix], sizes)
+    return {
+        "scores": {name: round(100 * float(value), 2) for name, value in final._asdict().items() if value is not None},
+        "accuracy": [[round(value, 4) for value in row] for row in matrix],
+        "online_seconds": seconds,
+        "log": learner.log_,
+    }  # type: ignore[return-value]
+
+
+def build(params: dict[str, JSON] | None, args: argparse.Namespace, projections: dict[str, Any]) -> FrozenLearner:
+    """A learner, with the projection that an earlier variant trained alike."""
+    if params is None:
+        return NCM(backbone=args.backbone, seed=args.seed)
+    recipe: dict[str, JSON] = {
+        "objective": args.objective, "head_epochs": args.head_epochs, "schedule": "onecycle",
+        "lr": 0.05, "weight_decay": 5e-4,
+    }  # fmt: skip
+    own = params.get("recipe")
+    recipe |= own if isinstance(own, dict) else {}
+    learner = DSR(**{**params, "backbone": args.backbone, "dim": args.dim, "recipe": recipe, "seed": args.seed})  # type: ignore[arg-type]
+    alike = json.dumps(learner.full_recipe.heads_to_json())
+    if alike not in projections:
+        z, y = args.features.session(0)
+        learner.meet(args.features.blocks[0])
+        learner.fit_projection(z, y)
+        projections[alike] = (learner.projection.state_dict(), learner.log_["base_loss"])
+    state, losses = projections[alike]
+    learner.projection.load_state_dict(state)
+    learner.log_ = {"base_loss": losses}
+    return learner
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--backbone", default="reduced_resnet18")
+    parser.add_argument("--data", type=Path, default=None, help="folder of the data sets; default NOCL_DATA")
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dsr"))
+    parser.add_argument("--name", default=None, help="name of the result file")
+    parser.add_argument("--dim", type=int, default=2048)
+    parser.add_argument("--objective", default="ce")
+    parser.add_argument("--head-epochs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pseudo", action="store_true", help="base classes only: for choosing settings")
+    parser.add_argument("--only", nargs="*", default=None, help="variants to run")
+    args = parser.parse_args()
+    args.features = Features(args)
+    path = args.out / f"{args.name or ('pseudo' if args.pseudo else 'order0')}-d{args.dim}.json"
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"variants": {}}
+    shown = [arg for arg in sys.argv[1:] if "/" not in arg]
+    result |= {"command": f"python benchmarks/dsr_cifar100.py {' '.join(shown)}", "weights": args.weights.name}
+    result |= {"stream": args.features.described, "environment": environment(), "seed": args.seed}
+    projections: dict[str, Any] = {}
+    for name, params in VARIANTS.items():
+        if name in result["variants"] or (args.only is not None and name not in args.only):
+            continue
+        start = perf_counter()
+        learner = build(params, args, projections)
+        outcome = teach(learner, args.features)
+        result["variants"][name] = {"params": learner.get_params(), **outcome}
+        write_json(path, result)
+        print(f"{name:36} {outcome['scores']}  ({perf_counter() - start:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
