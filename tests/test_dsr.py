@@ -14,6 +14,7 @@ from nocl.checkpoint import load, save
 from nocl.checks import BASE_LABELS, NOVEL_LABELS, easy_images, split
 from nocl.methods import make
 from nocl.methods.dsr import DSR
+from nocl.pretrain import Objective, Trained
 from nocl.prototypes import tukey
 
 CASES: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "dsr.json").read_text())
@@ -316,6 +317,14 @@ def test_on_features_alone_the_projection_is_trained_once() -> None:
     before = learner.projection.layer1[0].weight.clone()
     learner.fit_base_features([(z.float(), y)])
     assert torch.equal(before, learner.projection.layer1[0].weight)
+
+
+def test_with_a_network_but_no_objective_the_projection_comes_from_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = DSR(backbone="tiny_resnet18", dim=HIGH, recipe={"head_epochs": 1})
+    bare = Trained(Objective(learner.network, learner.feature_dim, 4, 0), {}, [])
+    monkeypatch.setattr(learner, "train_network", lambda base, workdir: bare)
+    learner.fit_base(split(easy_images(BASE_LABELS, 4, seed=1), 8))
+    assert learner.projection.layer1[1].num_batches_tracked > 0
 
 
 def test_without_iterations_it_is_cosine_ncm_in_the_projected_space() -> None:

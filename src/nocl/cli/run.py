@@ -13,6 +13,7 @@ from nocl.data import DATASETS
 from nocl.job import Job, over, parse_settings, read_preset
 from nocl.lookup import UnknownNameError, unknown
 from nocl.methods import METHODS
+from nocl.pretrain.devices import Compute, computing
 from nocl.report.reproduction import PLAN, rebuild
 from nocl.results import RunResult
 from nocl.run import RESULT
@@ -38,6 +39,9 @@ def run(
     preset: Annotated[str | None, typer.Option(help="Named settings of the method, or a file of `nocl tune`.")] = None,
     backbone_from: Annotated[Path | None, typer.Option(help="Take the network from this file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    devices: Annotated[int, typer.Option(help="Processes on this node that share the base training.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Nodes that share it; start the same command on each.")] = 1,
+    precision: Annotated[str, typer.Option(help="Of the base training: 32-true, bf16-mixed, 16-mixed.")] = "32-true",
     out: Annotated[Path, typer.Option(help="Folder for runs and their reports.")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
 ) -> None:
@@ -66,7 +70,8 @@ def run(
             device=device,
         )
         folder = out / job.name()
-    _run_job(job, folder)
+    with computing(Compute(devices, nodes, precision)):
+        _run_job(job, folder)
 
 
 def _run_job(job: Job, folder: Path) -> None:

@@ -128,7 +128,8 @@ class DSR(FrozenLearner):
     # --- the base session -------------------------------------------------------------------------------------
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
-        self._take_projection(trained.objective)
+        if type(trained.objective) is not Objective:  # a bare one has trained nothing: only features are at hand
+            self._take_projection(trained.objective)
         super().after_base(trained, base)
 
     def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:

@@ -8,7 +8,8 @@ nothing but rounding: two processes with b images each train as one with 2b.
 Which devices to use is no part of a recipe; :func:`computing` sets it for a block, as the command line does.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -141,6 +142,12 @@ def _synchronised_forward(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
         return type(norm).forward(norm, x)
     from torch.distributed.nn.functional import all_reduce  # differentiable, unlike torch.distributed's own
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # its replacement is not public yet
+        return _normalised(norm, x, all_reduce)
+
+
+def _normalised(norm: nn.BatchNorm2d, x: Tensor, all_reduce: Callable[[Tensor], Tensor]) -> Tensor:
     axes = [0, *range(2, x.ndim)]
     shape = [1, -1, *[1] * (x.ndim - 2)]
     count = all_reduce(x.new_tensor(float(x[:, 0].numel())))
