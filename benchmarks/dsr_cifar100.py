@@ -40,10 +40,10 @@ VARIANTS: dict[str, dict[str, JSON] | None] = {
     "no lower level": {"refine": False},
     "no upper level": {"align": False},
     "paper": {**PAPER},
-    "paper, inner_lr 0.1": {**PAPER, "inner_lr": 0.1},
+    "paper, inner_lr 1": {**PAPER, "inner_lr": 1.0},
     "paper, inner_lr 10": {**PAPER, "inner_lr": 10.0},
-    "paper, no upper level": {**PAPER, "align": False},
-    "paper, phi exp": {**PAPER, "phi": "exp"},
+    "paper, inner_lr 1, no upper level": {**PAPER, "inner_lr": 1.0, "align": False},
+    "paper, inner_lr 1, phi exp": {**PAPER, "inner_lr": 1.0, "phi": "exp"},
     "paper, deviation 1": {**PAPER, "deviation": 1.0},
     "outer_lr 0.1": {"outer_lr": 0.1},
     "outer_lr 1": {"outer_lr": 1.0},
@@ -151,7 +151,7 @@ def main() -> None:
     args.features = Features(args)
     path = args.out / f"{args.name or ('pseudo' if args.pseudo else 'order0')}-d{args.dim}.json"
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"variants": {}}
-    shown = [arg for arg in sys.argv[1:] if "/" not in arg]
+    shown = [Path(arg).name for arg in sys.argv[1:]]  # folders differ from machine to machine
     result |= {"command": f"python benchmarks/dsr_cifar100.py {' '.join(shown)}", "weights": args.weights.name}
     result |= {"stream": args.features.described, "environment": environment(), "seed": args.seed}
     projections: dict[str, Any] = {}

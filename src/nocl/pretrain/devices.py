@@ -8,8 +8,7 @@ nothing but rounding: two processes with b images each train as one with 2b.
 Which devices to use is no part of a recipe; :func:`computing` sets it for a block, as the command line does.
 """
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from nocl.lookup import UnknownNameError, unknown
 from nocl.pretrain.objectives import Extractor
@@ -126,8 +125,40 @@ class Shared:
         shares = images.tensor_split(self.fabric.world_size)
         z = self.module(shares[self.fabric.global_rank])
         padded = F.pad(z, (0, 0, 0, len(shares[0]) - len(z)))  # gathering wants equal lengths
-        gathered = self.fabric.all_gather(padded, sync_grads=True)
+        gathered = Gather.apply(padded)  # type: ignore[no-untyped-call]
         return torch.cat([features[: len(share)] for features, share in zip(gathered, shares)])
+
+
+class Sum(torch.autograd.Function):
+    """The sum over all processes; its gradient is the sum of all processes' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total)
+        return total
+
+
+class Gather(torch.autograd.Function):
+    """All processes' rows [W, n, d]; a row's gradient is the sum of what all processes make of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(parts, x.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total)
+        return total[distributed.get_rank()]
 
 
 def synchronise_batchnorm(network: nn.Module) -> None:
@@ -140,20 +171,12 @@ def synchronise_batchnorm(network: nn.Module) -> None:
 def _synchronised_forward(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
     if not norm.training:
         return type(norm).forward(norm, x)
-    from torch.distributed.nn.functional import all_reduce  # differentiable, unlike torch.distributed's own
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # its replacement is not public yet
-        return _normalised(norm, x, all_reduce)
-
-
-def _normalised(norm: nn.BatchNorm2d, x: Tensor, all_reduce: Callable[[Tensor], Tensor]) -> Tensor:
     axes = [0, *range(2, x.ndim)]
     shape = [1, -1, *[1] * (x.ndim - 2)]
-    count = all_reduce(x.new_tensor(float(x[:, 0].numel())))
-    mean = all_reduce(x.sum(axes)) / count
+    count = Sum.apply(x.new_tensor(float(x[:, 0].numel())))
+    mean = Sum.apply(x.sum(axes)) / count
     centred = x - mean.view(shape)
-    variance = all_reduce(centred.square().sum(axes)) / count
+    variance = Sum.apply(centred.square().sum(axes)) / count
     with torch.no_grad():
         assert norm.running_mean is not None
         assert norm.running_var is not None
