@@ -139,7 +139,7 @@ class Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         total = gradient.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(total)
         return total
@@ -155,7 +155,7 @@ class Gather(torch.autograd.Function):
         return torch.stack(parts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         total = gradient.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(total)
         return total[distributed.get_rank()]
@@ -173,10 +173,10 @@ def _synchronised_forward(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
         return type(norm).forward(norm, x)
     axes = [0, *range(2, x.ndim)]
     shape = [1, -1, *[1] * (x.ndim - 2)]
-    count = Sum.apply(x.new_tensor(float(x[:, 0].numel())))
-    mean = Sum.apply(x.sum(axes)) / count
+    count = _summed(x.new_tensor(float(x[:, 0].numel())))
+    mean = _summed(x.sum(axes)) / count
     centred = x - mean.view(shape)
-    variance = Sum.apply(centred.square().sum(axes)) / count
+    variance = _summed(centred.square().sum(axes)) / count
     with torch.no_grad():
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -187,3 +187,8 @@ def _synchronised_forward(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
         norm.running_var.lerp_(variance * count / (count - 1), norm.momentum)
     scaled: Tensor = centred * (variance + norm.eps).rsqrt().view(shape)
     return scaled * norm.weight.view(shape) + norm.bias.view(shape)
+
+
+def _summed(x: Tensor) -> Tensor:
+    total: Tensor = Sum.apply(x)  # type: ignore[no-untyped-call]
+    return total
