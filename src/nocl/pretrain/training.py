@@ -81,7 +81,7 @@ def train_base(
         key["precision"] = current().precision
     kind = "base" if weights is None else "heads"
     path = None if workdir is None or described is None else workdir / f"{kind}-{digest(key)}.safetensors"
-    with _alone(path):
+    with _alone(path if current().nodes == 1 else None):  # nodes that share a folder train together
         losses = training.run(base, path, key)
     return Trained(training.objective, {**origin, "key": digest(key), "recipe": training.recipe_json()}, losses)
 
