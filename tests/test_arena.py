@@ -271,5 +271,8 @@ def test_command_compares_and_refuses(checkpoint: Path, tmp_path: Path) -> None:
     written = json.loads((tmp_path / "out" / "numbers.json").read_text())
     assert {row["method"] for row in written["rows"]} == {"ncm", "slda", "joint linear probe"}
     assert str(tmp_path) not in (tmp_path / "out" / "numbers.json").read_text()
+    tested = CliRunner().invoke(app, [*base, "--partition", PARTITION, "--orders", "2", "--paired"])
+    assert f"{PARTITION} ncm - slda@covariance=fixed: " in tested.stdout
+    assert "points over 2 class orders, p = " in tested.stdout
     refused = CliRunner().invoke(app, [*base, "--partition", "40+20x3"])
     assert isinstance(refused.exception, WrongBaseError)

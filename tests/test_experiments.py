@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from nocl import paper
 from nocl.cli import app
+from nocl.data import MissingDataError
 from nocl.experiments import EXPERIMENTS, USUAL, Choice, chosen_rows, describe, find, plan
 from nocl.files import write_tensors
 from nocl.given import run_arena, split
@@ -24,7 +25,7 @@ from nocl.pretrain import WrongBaseError
 from nocl.report.experiment import lines, place, to_csv, to_html, to_latex, to_markdown
 from nocl.report.figures import draw
 from nocl.report.paired import paired
-from nocl.report.reproduction import BEGIN, END, rebuild, save_plan, summary, write_summary
+from nocl.report.reproduction import BEGIN, END, committed, rebuild, save_plan, summary, write_summary
 from nocl.results import RunResult
 from nocl.run import run
 
@@ -162,6 +163,36 @@ def test_table_has_paper_and_ours_with_difference_and_verdict() -> None:
     assert "<td>DSR</td>" in to_html(experiment, table)
 
 
+def test_leaks_are_named_and_not_compared() -> None:
+    experiment = find("main-60-4-10")
+    leaked = dsr(0.9, weights="w.safetensors")
+    leaked = RunResult.from_json({**leaked.to_json(), "stream": {**leaked.stream, "novel_classes_in_network": 20}})
+    (line,) = [line for line in lines(experiment, place(experiment, [leaked])) if line.runs]
+    assert (line.base, line.verdict) == (
+        "w.safetensors, LEAK: trained on 20 novel classes", "leak: no comparison"
+    )  # fmt: skip
+
+
+def test_missing_data_sets_are_named_once(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["reproduce", "overhead", "--root", str(tmp_path), "--dry-run"])
+    assert isinstance(answer.exception, MissingDataError)
+    assert answer.stderr.count("is left out") == 2  # two data sets, many runs
+
+
+def test_command_runs_and_finds_its_runs_again(tmp_path: Path) -> None:
+    command = ["reproduce", "convergence", "--scale", "small", "--seeds", "1", "--out", str(tmp_path)]
+    answer = CliRunner().invoke(app, [*command, "--keep", str(tmp_path / "kept")])
+    assert answer.exit_code == 0, answer.output
+    assert "| DSR | glyphs |  | tiny\\_resnet18, sc, 1 epochs |" in answer.stdout
+    (kept,) = committed(tmp_path / "kept")
+    assert kept.finished
+    assert len(kept.log["lower_loss"]) == 3 * 10  # type: ignore[arg-type]  # three iterations in ten sessions
+    assert CliRunner().invoke(app, command).stderr.count("found") == 1
+    reported = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "report")])
+    assert reported.exit_code == 0, reported.output
+    assert str(tmp_path / "convergence" / "figure.svg") in reported.stdout
+
+
 def test_misprints_are_marked_and_replaced() -> None:
     experiment = find("partition-80-2-10")
     text = to_markdown(experiment, lines(experiment, [], chosen_rows(experiment, ["scr_ft"])))
@@ -264,7 +295,7 @@ def test_given_network_serves_frozen_methods_through_the_arena(tmp_path: Path) -
         "left_out": ["DSR glyphs seed 1"],  # its base classes are others
     }
     said: list[Event] = []
-    outcomes = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, said.append)
+    outcomes = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, tmp_path / "features", said.append)
     first, second = (outcome.result for outcome in outcomes)
     assert first is not None
     assert second is not None
@@ -274,7 +305,7 @@ def test_given_network_serves_frozen_methods_through_the_arena(tmp_path: Path) -
     assert second.session_classes[1:] != first.session_classes[1:]
     assert [event.number for event in said if event.kind == "done"] == [0, 1]
     said.clear()
-    again = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, said.append)
+    again = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, tmp_path / "features", said.append)
     assert [event.kind for event in said] == ["cached", "cached"]
     assert [outcome.result for outcome in again] == [first, second]
 

@@ -19,7 +19,8 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 
-def test_killed_worker_changes_no_result(tmp_path: Path) -> None:
+def test_killed_worker_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's workers give way to everything else unless told not to
     marks = tmp_path / "marks"
     slow = job("tests.grid_methods:Slow", marks=str(marks))
     jobs = [slow, job("slda", seed=1), job("tests.grid_methods:Broken")]

@@ -16,7 +16,7 @@ from nocl.methods import METHODS
 
 ALL_DATASETS = ("cifar100", "mini_imagenet", "core50")
 MEMORIES = (1000, 2000)
-SMALL_DATA: dict[str, JSON] = {"n_classes": 50, "train_per_class": 6, "test_per_class": 3}
+SMALL_DATA: dict[str, JSON] = {"n_classes": 50, "train_per_class": 4, "test_per_class": 2}
 SMALL_MEMORIES = {1000: 50, 2000: 100}
 USUAL: dict[str, JSON] = {  # DSR's own values: a row that sets one of them is the plain method and shares its run
     "power": 0.5, "dim": 2048, "iterations": 20, "samples": 20, "base_samples": 20, "novel_samples": 20,

@@ -16,7 +16,7 @@ from nocl.batch import JSON
 from nocl.data import Dataset, load
 from nocl.experiments import Run
 from nocl.features import extract, trained_classes
-from nocl.grid import CACHE, Event, Outcome, finished, folder_of
+from nocl.grid import Event, Outcome, finished, folder_of
 from nocl.grid.work import Say, Sender
 from nocl.job import Job
 from nocl.progress import reporting
@@ -57,10 +57,10 @@ def arena_folder(job: Job, out: Path) -> Path:
     return folder.with_name(ARENA + folder.name)
 
 
-def run_arena(runs: Sequence[Run], checkpoint: Path, out: Path, say: Say) -> list[Outcome]:
+def run_arena(runs: Sequence[Run], checkpoint: Path, out: Path, cache: Path, say: Say) -> list[Outcome]:
     """Run what has no result yet, method after method; a failure is reported and the next method goes on.
 
-    Event numbers are positions in ``runs``.
+    Event numbers are positions in ``runs``; ``cache`` keeps the features.
     """
     numbers = {run.job.digest(): number for number, run in enumerate(runs)}
     errors: dict[str, str] = {}
@@ -73,7 +73,7 @@ def run_arena(runs: Sequence[Run], checkpoint: Path, out: Path, say: Say) -> lis
         for run in some:
             say(Event(numbers[run.job.digest()], "started" if run in left else "cached"))
         try:
-            _run_method(left, checkpoint, out, say, numbers)
+            _run_method(left, checkpoint, out, cache, say, numbers)
         except Exception:  # whatever a method raises must not stop the others: it is reported with its traceback
             for run in left:
                 if finished(arena_folder(run.job, out)) is None:
@@ -82,7 +82,9 @@ def run_arena(runs: Sequence[Run], checkpoint: Path, out: Path, say: Say) -> lis
     return [_outcome(run.job, out, errors.get(run.job.digest())) for run in runs]
 
 
-def _run_method(runs: Sequence[Run], checkpoint: Path, out: Path, say: Say, numbers: dict[str, int]) -> None:
+def _run_method(
+    runs: Sequence[Run], checkpoint: Path, out: Path, place: Path, say: Say, numbers: dict[str, int]
+) -> None:
     """One method's missing orders; they share the base session."""
     if not runs:
         return
@@ -92,7 +94,7 @@ def _run_method(runs: Sequence[Run], checkpoint: Path, out: Path, say: Say, numb
     with reporting(Sender(numbers[first.digest()], say)):
         data = _images(first)
         stages = stages_of(contender, backbone, data.image_size)
-        features = extract(data, checkpoint, cache=out / CACHE / "features", backbone=backbone, stages=stages)
+        features = extract(data, checkpoint, cache=place, backbone=backbone, stages=stages)
         contest = Contest(features, checkpoint, backbone)
 
         def keep(result: RunResult) -> None:

@@ -4,15 +4,17 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import platformdirs
 import typer
 
 from nocl.batch import JSON
 from nocl.cli.live import GridView
+from nocl.data import MissingDataError
 from nocl.experiments import EXPERIMENTS, MEMORIES, Choice, Experiment, Run, chosen_rows, describe, find, plan
 from nocl.files import write_json
 from nocl.given import Split, arena_folder, run_arena, split
 from nocl.grid import RUNS, Engine, Event, Outcome, base_of, finished, folder_of, run_grid
-from nocl.grid.estimate import total_seconds
+from nocl.grid.estimate import feature_seconds, total_seconds
 from nocl.job import parse_settings
 from nocl.report.reproduction import committed, rebuild, save_plan, write_summary
 from nocl.report.tables import duration
@@ -64,7 +66,7 @@ def reproduce(
         weights=None if backbone_from is None else str(backbone_from), root=None if root is None else str(root),
         device=device, settings=parse_settings(settings or []),
     )  # fmt: skip
-    runs = plan(experiment, choice)
+    runs = plan(experiment, choice) if address else _with_data(plan(experiment, choice))
     given = Split(grid=runs) if backbone_from is None else split(runs, backbone_from)
     power = Engine(engine, workers, threads, address, gpus, retries)
     if dry_run:
@@ -111,7 +113,10 @@ def _run(
     save_plan(experiment, chosen_rows(experiment, choice.methods), places, out / experiment.name)
     try:
         with GridView([describe(run) for run in runs]) as view:
-            outcomes = [] if choice.weights is None else run_arena(given.arena, Path(choice.weights), out, view.hear)
+            outcomes = []
+            if choice.weights is not None:
+                features = platformdirs.user_cache_path("nocl") / "features"  # those of `nocl compare`
+                outcomes = run_arena(given.arena, Path(choice.weights), out, features, view.hear)
 
             def hear(event: Event) -> None:
                 view.hear(event._replace(number=event.number + len(given.arena)))
@@ -120,6 +125,25 @@ def _run(
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise
+
+
+def _with_data(runs: list[Run]) -> list[Run]:
+    """The runs whose data set is here; a set that is not is named once."""
+    here: dict[str, bool] = {}
+    for run in runs:
+        if run.job.dataset not in here:
+            try:
+                run.job.stream()
+            except MissingDataError as error:
+                typer.echo(f"{run.job.dataset} is left out: {error}", err=True)
+                here[run.job.dataset] = False
+            else:
+                here[run.job.dataset] = True
+    if runs and not any(here.values()):
+        raise MissingDataError(
+            "none of the data sets is here; fetch one with `nocl data get` or name another --dataset"
+        )
+    return [run for run in runs if here[run.job.dataset]]
 
 
 def _folder(run: Run, given: Split, out: Path) -> Path:
@@ -164,7 +188,10 @@ def _show_plan(experiment: Experiment, choice: Choice, given: Split, out: Path, 
     workers, threads = engine.shares(len(left))
     bases = {base_of(run.job) for run in left if not choice.weights} - trained
     known = [result for path in (out / RUNS).glob(f"*/{RESULT}") if (result := RunResult.load(path)).finished]
-    seconds = total_seconds([run.job for run in left], known, trained, workers)
+    seconds = total_seconds([run.job for run in left if run in given.grid], known, trained, workers)
+    seconds += sum(
+        feature_seconds(job) for job in {run.job.dataset: run.job for run in left if run in given.arena}.values()
+    )
     typer.echo(
         f"{len(runs)} runs: {len(runs) - len(left)} finished, {len(left)} to run; {len(bases)} base networks to train; "
         f"roughly {duration(seconds)} with {workers} workers of {threads} threads"

@@ -19,6 +19,7 @@ from nocl.learner import FrozenLearner, Learner
 from nocl.results import RunResult
 from nocl.stream import parse_partition
 
+BACKBONE = "reduced_resnet18"
 SIZES = {  # classes, training and test images of each, side
     "cifar100": (100, 500, 100, 32),
     "mini_imagenet": (100, 500, 100, 84),
@@ -60,6 +61,12 @@ def total_seconds(jobs: Sequence[Job], known: Sequence[RunResult], done: set[str
         seconds += needed.rest + (0.0 if key in paid else needed.base)
         paid.add(key)
     return seconds / workers
+
+
+def feature_seconds(job: Job) -> float:
+    """One pass of all images of the job's data set through its network."""
+    n_classes, n_train, n_test, side = _sizes(job)
+    return n_classes * (n_train + n_test) * seconds_per_image(str(job.chosen().get("backbone", BACKBONE)), side) / 3
 
 
 @cache

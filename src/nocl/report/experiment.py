@@ -29,6 +29,7 @@ from nocl.results import RunResult
 
 POINTS = 2.0  # differences in Acc up to this many points count as reproduced
 NOT_COMPARED = frozenset({"seed", "weights", "image_size", "backbone", "recipe", "memory_size"})
+LEAK = "novel_classes_in_network"  # in the stream of results of the arena
 HEADER = ("Method", "Data set", "Memory", "Base network", "Paper", "Ours", "Difference", "Seeds", "Verdict")
 NOTE = (
     "Acc (base/novel) | HM in percent; ± is half the 95 % interval over class orders, where there are several. "
@@ -82,6 +83,8 @@ class Line:
         """What the difference says."""
         if not self.runs:
             return "not run"
+        if any(run.stream.get(LEAK) for run in self.runs):
+            return "leak: no comparison"
         if self.difference is None:
             return "no paper value"
         half = self.ours["acc"].half
@@ -141,8 +144,16 @@ def base_text(result: RunResult) -> str:
     words = [] if result.params.get("backbone") in (None, "reduced_resnet18") else [str(result.params["backbone"])]
     weights = result.params.get("weights") or result.base.get("weights")
     if weights:
-        return ", ".join([*words, str(weights).rpartition("/")[2]])
+        return ", ".join([*words, str(weights).rpartition("/")[2], *_strays(result)])
     return ", ".join([*words, recipe_text(_recipe(result))])
+
+
+def _strays(result: RunResult) -> list[str]:
+    """How far the network is from the one that the partition asks for."""
+    leaked, untrained = (result.stream.get(name) for name in (LEAK, "base_classes_not_in_network"))
+    return [f"LEAK: trained on {leaked} novel classes"] * bool(leaked) + [
+        f"not trained on {untrained} base classes"
+    ] * bool(untrained)
 
 
 def recipe_text(recipe: Recipe) -> str:
