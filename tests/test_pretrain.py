@@ -201,7 +201,7 @@ def test_projection_has_the_papers_size() -> None:
     ("changes", "message"),
     [
         ({"objective": "sc+dda"}, "did you mean 'sc"),
-        ({"schedule": "cosine"}, "unknown schedule 'cosine'"),
+        ({"schedule": "linear"}, "unknown schedule 'linear'"),
         ({"tau": 0}, "tau must be above 0, not 0"),
         ({"spaces": "high", "projection": 0}, "needs a projection"),
         ({"head": [160]}, "two widths above 0"),
@@ -216,3 +216,49 @@ def test_a_wrong_recipe_is_refused(changes: dict[str, JSON], message: str) -> No
 def test_what_only_changes_speed_or_heads_does_not_change_the_network_key() -> None:
     assert Recipe(compile=True, head_epochs=9).to_json() == Recipe().to_json()
     assert Recipe(tau=0.07).to_json() != Recipe().to_json()
+
+
+def test_rates_of_every_schedule() -> None:
+    from nocl.pretrain.training import _lr
+
+    def rates(**changes: JSON) -> list[float]:
+        return [_lr(QUICK.with_changes(changes), epoch, 4 * epoch, 40) for epoch in range(10)]
+
+    assert rates(lr=0.5) == [0.5] * 10
+    steps = rates(lr=0.5, schedule="steps:6,8")
+    assert steps == pytest.approx([0.5] * 6 + [0.05] * 2 + [0.005] * 2)
+    cosine = rates(lr=0.5, schedule="cosine")
+    assert cosine[0] == 0.5
+    assert cosine[5] == pytest.approx(0.25)
+    assert cosine == sorted(cosine, reverse=True)
+    for wrong in ("steps:a", "step:60"):
+        with pytest.raises(ValueError, match="schedule"):
+            QUICK.with_changes({"schedule": wrong})
+
+
+def test_settings_that_came_later_leave_the_key_of_older_networks_alone() -> None:
+    plain = Recipe().to_json()
+    assert "optimizer" not in plain
+    assert "options" not in plain
+    adam = Recipe(optimizer="adam", options={"margin": 0.1}).to_json()
+    assert adam == plain | {"optimizer": "adam", "options": {"margin": 0.1}}
+
+
+def test_adam_continues_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = QUICK.with_changes({"optimizer": "adam", "lr": 0.001, "projection": 0, "schedule": "steps:1"})
+    straight, trained = train(recipe)
+    assert trained.losses[-1] < trained.losses[0]
+    epoch = Images.epoch
+
+    def stop_at_second(self: Images, index: int) -> Iterator[Batch]:
+        if index == 2:
+            raise KeyboardInterrupt
+        return epoch(self, index)
+
+    monkeypatch.setattr(Images, "epoch", stop_at_second)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, workdir=tmp_path)
+    monkeypatch.setattr(Images, "epoch", epoch)
+    resumed, again = train(recipe, workdir=tmp_path)
+    assert again.losses == trained.losses
+    assert all(torch.equal(a, b) for a, b in zip(straight.state_dict().values(), resumed.state_dict().values()))

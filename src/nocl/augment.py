@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from nocl.lookup import UnknownNameError, unknown
 from nocl.seeding import scoped
 
-AUGMENTATIONS = ("none", "flip", "crop_flip", "heavy", "heavy_jitter", "weak")
+AUGMENTATIONS = ("none", "flip", "crop_flip", "bright_crop_flip", "autoaugment", "heavy", "heavy_jitter", "weak")
 
 
 class Augment:
     """An augmentation by name: images float [B, 3, H, W] in [0, 1] to the same.
 
-    ``crop_flip``: pad by an eighth, crop, flip. ``heavy``: the view of supervised contrastive training (protocol
-    section 6): resized crop of 20 to 100 % of the area, flip, colour jitter, grey. ``heavy_jitter``: the same with the
-    jitter always on (DVC). ``weak``: resized crop of 30 to 100 %, flip, grey (OCM).
+    ``crop_flip``: pad by an eighth, crop, flip. ``bright_crop_flip``: the same and brightness by a factor within
+    1 +- 63 / 255 (PASS, SSRE). ``autoaugment``: crop, flip, kornia's AutoAugment with the CIFAR-10 policy, one of its
+    sub-policies for each batch, and a square of half the side blacked out (FACT, SSRE). ``heavy``: the view of
+    supervised contrastive training: resized crop of 20 to 100 % of the area, flip, colour jitter, grey.
+    ``heavy_jitter``: the same with the jitter always on (DVC). ``weak``: resized crop of 30 to 100 %, flip, grey (OCM).
     """
 
     def __init__(self, name: str) -> None:
@@ -46,17 +48,34 @@ def _pipeline(name: str, height: int, width: int) -> nn.Module:
     flip = K.RandomHorizontalFlip(p=0.5)
     if name == "flip":
         return nn.Sequential(flip)
+    crop = K.RandomCrop((height, width), padding=(height // 8, width // 8))
     if name == "crop_flip":
-        return nn.Sequential(K.RandomCrop((height, width), padding=(height // 8, width // 8)), flip)
+        return nn.Sequential(crop, flip)
+    if name == "bright_crop_flip":
+        return nn.Sequential(crop, flip, K.ColorJiggle(brightness=63 / 255, p=1.0))
+    if name == "autoaugment":
+        from kornia.augmentation.auto import AutoAugment
+
+        return nn.Sequential(crop, flip, AutoAugment("cifar10"), K.RandomErasing((0.25, 0.25), (1.0, 1.0), p=1.0))
     if name == "weak":
-        crop = K.RandomResizedCrop((height, width), scale=(0.3, 1.0))
-        return nn.Sequential(flip, K.RandomGrayscale(p=0.25), crop)
+        zoom = K.RandomResizedCrop((height, width), scale=(0.3, 1.0))
+        return nn.Sequential(flip, K.RandomGrayscale(p=0.25), zoom)
     return nn.Sequential(
         K.RandomResizedCrop((height, width), scale=(0.2, 1.0)),
         flip,
         K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0 if name == "heavy_jitter" else 0.8),
         K.RandomGrayscale(p=0.2),
     )
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Images [B, 3, H, W] in all four quarter turns counter-clockwise, image after image [4 B, 3, H, W] (PASS).
+
+    >>> rotated(torch.arange(4).view(1, 1, 2, 2))[1, 0]
+    tensor([[1, 3],
+            [0, 2]])
+    """
+    return torch.stack([x.rot90(k, (2, 3)) for k in range(4)], dim=1).flatten(0, 1)
 
 
 def cutmix_box(share: float, centre: tuple[int, int], side: int) -> tuple[int, int, int, int]:

@@ -1,5 +1,5 @@
 """Losses as pure functions of tensors: supervised contrastive, cosine alignment, separation, class mixing;
-the dual-view loss of DVC and the InfoNCE terms of OCM.
+the dual-view loss of DVC, the InfoNCE terms of OCM, ALICE's angular penalty, FACT's virtual classes and distillation.
 
 Nothing here holds state, draws random numbers or knows a network. Legend: N rows, d values a row, K classes.
 """
@@ -175,3 +175,60 @@ def embedding_similarity(embedding: Tensor, z: Tensor, offset: int) -> Tensor:
     """OCM's similarity [N, N]: e e' plus e with a slice of the features as long as e, all scaled to length 1."""
     e, f = F.normalize(embedding, dim=1), F.normalize(z, dim=1)
     return e @ e.T + e @ f[:, offset : offset + e.shape[1]].T
+
+
+def cosface(cosine: Tensor, y: Tensor, scale: float = 30.0, margin: float = 0.4) -> Tensor:
+    """ALICE's angular penalty: mean cross-entropy of ``scale`` (cosine - ``margin`` at the label), cosines [N, K].
+
+    >>> cosface(torch.zeros(1, 3), torch.tensor([0]))  # log(1 + 2 e^12)
+    tensor(12.6932)
+    """
+    return F.cross_entropy(scale * (cosine - margin * F.one_hot(y, cosine.shape[1])), y)
+
+
+def virtual_labels(logits: Tensor, y: Tensor, assigned: Tensor, *, official: bool = False) -> Tensor:
+    """FACT's pseudo label of each row [N]: the likeliest of the virtual classes assigned to its class.
+
+    ``logits`` [N, B + V] have the virtual classes last, ``assigned`` is bool [B, V]. A class without a virtual one
+    gives -1. ``official`` multiplies by the assignment as the public code does, so that the zeros of virtual classes
+    not assigned win over negative logits.
+    """
+    n_base = len(assigned)
+    allowed, virtual = assigned[y], logits[:, n_base:]
+    if official:
+        return (virtual * allowed).argmax(1) + n_base
+    best = virtual.masked_fill(~allowed, float("-inf")).argmax(1) + n_base
+    return best.masked_fill(~allowed.any(1), -1)
+
+
+def cross_entropy_without(logits: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of rows [N, K] with the column ``hidden`` [N] out of the race; 0 if no target is 0 or more."""
+    counts = target >= 0
+    if not bool(counts.any()):
+        return logits.new_zeros(())
+    raced = logits.scatter(1, hidden[:, None], -1e9)
+    return F.cross_entropy(raced[counts], target[counts])
+
+
+def distance(z: Tensor, before: Tensor, kind: Literal["frobenius", "mean"] = "frobenius") -> Tensor:
+    """How far features [N, d] are from those of an earlier model: the norm of the whole difference, or rows' mean norm.
+
+    >>> distance(torch.ones(4, 4), torch.zeros(4, 4))
+    tensor(4.)
+    """
+    norms: Tensor = torch.linalg.vector_norm(z - before, dim=None if kind == "frobenius" else 1)
+    return norms.mean()
+
+
+def weighted_learning(
+    logits: Tensor, y: Tensor, z: Tensor, before: Tensor, weight: Tensor, reduction: Literal["sum", "mean"] = "sum"
+) -> tuple[Tensor, Tensor]:
+    """SSRE's two terms: mean of (1 - weight) cross-entropy, and sum (or mean) of weight |z - before|, all by row [N].
+
+    >>> zeros, ones = torch.zeros(2, 2), torch.ones(2)
+    >>> weighted_learning(zeros, torch.tensor([0, 1]), zeros, zeros + 1, ones)[0]  # nothing new, nothing to learn
+    tensor(0.)
+    """
+    learning = ((1 - weight) * F.cross_entropy(logits, y, reduction="none")).mean()
+    distances = weight * torch.linalg.vector_norm(z - before, dim=1)
+    return learning, distances.sum() if reduction == "sum" else distances.mean()

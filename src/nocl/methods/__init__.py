@@ -4,35 +4,43 @@ from nocl.batch import JSON
 from nocl.learner import Learner, check_parameters
 from nocl.lookup import by_name
 from nocl.methods.acil import ACIL
+from nocl.methods.alice import ALICE
 from nocl.methods.aser import ASER
 from nocl.methods.dsr import DSR
 from nocl.methods.dvc import DVC
+from nocl.methods.fact import FACT
 from nocl.methods.fecam import FeCAM
 from nocl.methods.finetune import Finetune
 from nocl.methods.gdumb import GDumb
 from nocl.methods.mir import MIR
 from nocl.methods.ncm import NCM
 from nocl.methods.ocm import OCM
+from nocl.methods.pass_ import PASS
 from nocl.methods.ranpac import RanPAC
 from nocl.methods.rda import RDA
 from nocl.methods.scr import SCR
 from nocl.methods.slda import SLDA
+from nocl.methods.ssre import SSRE
 
 METHODS: dict[str, type[Learner]] = {
     "acil": ACIL,
+    "alice": ALICE,
     "aser": ASER,
     "dsr": DSR,
     "dvc": DVC,
+    "fact": FACT,
     "fecam": FeCAM,
     "finetune": Finetune,
     "gdumb": GDumb,
     "mir": MIR,
     "ncm": NCM,
     "ocm": OCM,
+    "pass": PASS,
     "ranpac": RanPAC,
     "rda": RDA,
     "scr": SCR,
     "slda": SLDA,
+    "ssre": SSRE,
 }
 
 

@@ -41,6 +41,7 @@ from nocl.augment import Augment, turned_variants
 from nocl.batch import JSON, Batch
 from nocl.losses import embedding_similarity, other_view_nce, same_label_nce
 from nocl.memory import below, gradients
+from nocl.methods.adam import Adam
 from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
@@ -213,37 +214,6 @@ class Snapshot(nn.Module):
         self.network, self.embed, self.head = network, embed, head
 
 
-class Adam(nn.Module):
-    """Adam with its moments in buffers, so that they are saved with the learner and grow with its parameters."""
-
-    steps: Tensor  # int64 []
-
-    def __init__(self, lr: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.99)) -> None:
-        super().__init__()
-        self.lr, self.weight_decay, self.betas = lr, weight_decay, betas
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-
-    def follow(self, parameters: Mapping[str, Tensor]) -> None:
-        """Room for the moments of these parameters; rows that are new begin at 0."""
-        for name, value in parameters.items():
-            for buffer in _moment_names(name):
-                grown = torch.zeros_like(value, requires_grad=False)
-                old = getattr(self, buffer, grown[:0])
-                grown[: len(old)] = old
-                self.register_buffer(buffer, grown)
-
-    @torch.no_grad()
-    def step(self, parameters: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> None:
-        self.steps += 1
-        first_bias, second_bias = (1 - beta ** int(self.steps) for beta in self.betas)
-        for name, value in parameters.items():
-            first, second = (getattr(self, buffer) for buffer in _moment_names(name))
-            slope = gradient[name] + self.weight_decay * value
-            first.lerp_(slope, 1 - self.betas[0])
-            second.lerp_(slope.square(), 1 - self.betas[1])
-            value.sub_(self.lr / first_bias * first / ((second / second_bias).sqrt() + 1e-8))
-
-
 def variant_labels(columns: Tensor, n_variants: int, offset: int) -> Tensor:
     """Variant i of a class is the class plus i offsets, variant after variant [V B].
 
@@ -251,11 +221,6 @@ def variant_labels(columns: Tensor, n_variants: int, offset: int) -> Tensor:
     tensor([ 0,  2,  3,  5,  6,  8,  9, 11])
     """
     return torch.cat([columns + i * offset for i in range(n_variants)])
-
-
-def _moment_names(name: str) -> tuple[str, str]:
-    flat = name.replace(".", "_")
-    return f"first_{flat}", f"second_{flat}"
 
 
 def _check(learner: OCM) -> None:

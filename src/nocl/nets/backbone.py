@@ -33,6 +33,14 @@ class Backbone(nn.Module):
             raise ValueError(f"stages {list(chosen)}: this backbone has stages 1 to {self.n_stages}")
         return torch.cat(self.stage_features(x, chosen), dim=1)
 
+    def early(self, x: Tensor) -> Tensor:
+        """What the first half of the stages makes of normalised images; the images themselves where there is none."""
+        return x
+
+    def late(self, h: Tensor) -> Tensor:
+        """Features [B, d] from there on: ``late(early(x))`` is ``forward(x)``."""
+        return self.forward(h)
+
     def normalise(self, x: Tensor) -> Tensor:
         """Pixels in [0, 1] to the scale this network was trained on."""
         return (x - self.mean) / self.std

@@ -52,6 +52,14 @@ class ReducedResNet18(Backbone):
             maps.append(out)
         return tuple(maps)
 
+    def early(self, x: Tensor) -> Tensor:
+        """Activations [B, C, H, W] after the second stage."""
+        out: Tensor = self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x)))))
+        return out
+
+    def late(self, h: Tensor) -> Tensor:
+        return _pool_windows(self.layer4(self.layer3(h)))
+
     def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
         """Earlier stages: the mean over all positions. The last: means over 4x4 windows, flattened, as in DSR."""
         maps = self.stage_maps(x)

@@ -34,6 +34,8 @@ ABSENT = -1  # a row that takes no part in a loss
 class Objective(nn.Module):
     """A training loss and the heads it needs. Subclasses give ``terms``, and ``views`` where images are added."""
 
+    epoch: int = 0  # set by the training loop
+
     def __init__(self, network: Backbone, dim: int, n_classes: int, seed: int) -> None:
         super().__init__()
         self.normalise = network.normalise

@@ -1,16 +1,22 @@
 """A recipe: everything that decides what the base session makes of the network."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from nocl.augment import Augment
 from nocl.batch import JSON
 from nocl.lookup import UnknownNameError, by_name, unknown
 from nocl.pretrain.objectives import OBJECTIVES
 
-_CHOICES = {"schedule": ("constant", "onecycle"), "spaces": ("both", "vanilla", "high")}
+_STEPS = "steps:"
+_CHOICES = {
+    "schedule": ("constant", "onecycle", "cosine", f"{_STEPS}60,70"),
+    "spaces": ("both", "vanilla", "high"),
+    "optimizer": ("sgd", "adam"),
+}
 _SPEED_ONLY = ("compile",)
 _HEADS_ONLY = ("head_epochs", "head_rounds")
+_UNSET: dict[str, JSON] = {"optimizer": "sgd", "options": {}}  # not in the JSON, so that older networks keep their key
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,7 @@ class Recipe:
     ``objective`` is ``ce`` or ``sc`` (supervised contrastive), followed by any of ``+ssl`` (rotation labels) and
     ``+da`` (mixed classes). With a ``projection`` of D > 0 values the loss is that of the features plus that of their
     projection, L_vp + L_hp; ``spaces`` keeps one of the two. Networks are shared by methods that use equal recipes.
+    A schedule ``steps:60,70`` divides the rate by ten when those epochs begin.
     """
 
     objective: str = "ce"
@@ -27,7 +34,7 @@ class Recipe:
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    schedule: str = "constant"  # or "onecycle": warm-up and cosine decay, momentum at least 0.9
+    schedule: str = "constant"  # "cosine", "steps:...", or "onecycle": warm-up and cosine, momentum at least 0.9
     augment: str = "none"
     normalize: bool = False  # by mean and std of the base images
     power: float = 1.0  # Tukey's power on the features before every head
@@ -39,11 +46,14 @@ class Recipe:
     head_epochs: int = 2  # with given weights, epochs for projection and heads alone
     head_rounds: int = 2  # with given weights, passes over the images from which those epochs take their features
     compile: bool | None = None  # None: where it pays
+    optimizer: str = "sgd"  # or "adam", which knows no momentum setting
+    options: Mapping[str, JSON] = field(default_factory=dict)  # settings of an objective of one's own
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in choices and not (name == "schedule" and self.schedule.startswith(_STEPS)):
                 raise UnknownNameError(unknown(str(getattr(self, name)), choices, name))
+        self.milestones()
         for name in ("epochs", "head_epochs", "projection"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
@@ -66,6 +76,19 @@ class Recipe:
                 raise UnknownNameError(unknown(name, known, "recipe setting"))
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def milestones(self) -> tuple[int, ...]:
+        """Epochs at which a schedule of steps divides the rate.
+
+        >>> Recipe(schedule="steps:60,70").milestones()
+        (60, 70)
+        """
+        if not self.schedule.startswith(_STEPS):
+            return ()
+        try:
+            return tuple(int(epoch) for epoch in self.schedule.removeprefix(_STEPS).split(","))
+        except ValueError:
+            raise ValueError(f"schedule {self.schedule!r}: write the epochs as in steps:60,70") from None
+
     def to_json(self) -> dict[str, JSON]:
         """Everything that decides the network; what only changes the speed or the heads is left out."""
         return self._without(_SPEED_ONLY + _HEADS_ONLY)
@@ -76,4 +99,5 @@ class Recipe:
 
     def _without(self, names: tuple[str, ...]) -> dict[str, JSON]:
         values = asdict(self) | {"head": list(self.head)}
-        return {name: value for name, value in values.items() if name not in names}
+        unset = [name for name, default in _UNSET.items() if values[name] == default]
+        return {name: value for name, value in values.items() if name not in (*names, *unset)}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 HEAD_BATCH = 100  # the paper's base batch
 COMPILE_PAYS_FROM = 300_000  # images through the network, below which compiling costs more than it saves
+_SLOTS = {"velocity": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}  # as stored
 
 
 class WrongBaseError(ValueError):
@@ -215,6 +216,7 @@ class _Training:
     ) -> float:
         assert self.worker is not None
         total, seen = 0.0, 0
+        self.objective.epoch = epoch
         split = type(self.objective).loss is Objective.loss  # features can be kept apart from the loss
         batches = self._kept(model, base, epoch) if self.frozen and split else self._passed(model, base, epoch)
         progress = track(batches, f"base epoch {epoch + 1}/{self.epochs}", n_batches)
@@ -223,7 +225,8 @@ class _Training:
                 raise FloatingPointError(
                     f"loss is {loss.item()} in base epoch {epoch + 1}; try a smaller lr than {self.recipe.lr}"
                 )
-            self.optimizer.param_groups[0]["lr"] = _lr(self.recipe, epoch * n_batches + step, self.epochs * n_batches)
+            done = epoch * n_batches + step
+            self.optimizer.param_groups[0]["lr"] = _lr(self.recipe, epoch, done, self.epochs * n_batches)
             self.worker.step(loss, optimizer)
             total, seen = total + loss.item() * n, seen + n
         return total / max(seen, 1)
@@ -271,9 +274,10 @@ class _Training:
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
         tensors |= {f"objective.{name}": tensor for name, tensor in self.objective.state_dict().items()}
         for name, parameter in self.named.items():
-            velocity = self.optimizer.state[parameter].get("momentum_buffer")
-            if velocity is not None:
-                tensors[f"velocity.{name}"] = velocity
+            for kind, slot in _SLOTS.items():
+                value = self.optimizer.state[parameter].get(slot)
+                if value is not None:
+                    tensors[f"{kind}.{name}"] = value
         write_tensors(
             path,
             tensors,
@@ -286,8 +290,10 @@ class _Training:
             raise WrongBaseError(f"{path} was trained with other settings than its name says; delete it to train again")
         self.network.load_state_dict(_under("network.", tensors))
         self.objective.load_state_dict(_under("objective.", tensors))
-        for name, velocity in _under("velocity.", tensors).items():
-            self.optimizer.state[self.named[name]]["momentum_buffer"] = velocity.to(self.named[name].device)
+        for kind, slot in _SLOTS.items():
+            for name, tensor in _under(f"{kind}.", tensors).items():
+                device = tensor.device if slot == "step" else self.named[name].device
+                self.optimizer.state[self.named[name]][slot] = tensor.to(device)
         losses = header.get("losses")
         self.network.eval()
         self.objective.eval()
@@ -309,7 +315,8 @@ def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: i
         total = 0.0
         for step, rows in enumerate(order.tensor_split(n_batches)):
             loss = objective.terms(z[rows], targets[rows])
-            optimizer.param_groups[0]["lr"] = _lr(recipe, epoch * n_batches + step, recipe.head_epochs * n_batches)
+            done = epoch * n_batches + step
+            optimizer.param_groups[0]["lr"] = _lr(recipe, epoch, done, recipe.head_epochs * n_batches)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -320,18 +327,20 @@ def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: i
     return losses
 
 
-def _optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.SGD:
+def _optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(list(parameters), recipe.lr, weight_decay=recipe.weight_decay)
     momentum = max(recipe.momentum, 0.9) if recipe.schedule == "onecycle" else recipe.momentum
     return torch.optim.SGD(
         list(parameters), recipe.lr, momentum, weight_decay=recipe.weight_decay, nesterov=momentum > 0
     )
 
 
-def _lr(recipe: Recipe, step: int, steps: int) -> float:
-    """Constant, or one cycle: linear warm-up over the first 30 % of steps, then a cosine to zero."""
-    if recipe.schedule == "constant":
-        return recipe.lr
-    warm = max(1, round(0.3 * steps))
+def _lr(recipe: Recipe, epoch: int, step: int, steps: int) -> float:
+    """Constant, in steps, a cosine to zero, or one cycle: linear warm-up for 30 % of the steps, then the cosine."""
+    if recipe.schedule not in ("cosine", "onecycle"):
+        return recipe.lr * 0.1 ** sum(epoch >= milestone for milestone in recipe.milestones())
+    warm = max(1, round(0.3 * steps)) if recipe.schedule == "onecycle" else 0
     if step < warm:
         return recipe.lr * (step + 1) / warm
     return recipe.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))

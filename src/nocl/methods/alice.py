@@ -1,0 +1,117 @@
+"""ALICE: angular penalty, augmented classes and data, nearest class mean (Peng et al., ECCV 2022).
+
+All learning is in the base session, which makes tight, well-separated clusters; after it nothing trains. With a
+projector g and one row w_j for each of the B base classes and B (B - 1) / 2 mixtures of two of them:
+
+    views:  x1, x2 = heavy(x), heavy(x);  four times a random partner b for each image a of another class:
+            lam x_a + (1 - lam) x_b, lam ~ Beta(20, 20) kept within 0.4 .. 0.6, a class of its own; same for both views
+    c_j  =  cos(g(theta1(x)), w_j)
+    loss =  mean of -log softmax_y(s (c - m onehot_y)),  s = 30, m = 0.4                       (``losses.cosface``)
+
+Projector and rows are dropped. Of each class, base or novel, the mean of its features theta1(x) is kept:
+
+    mu_y <- mu_y + (theta1(x) - mu_y) / n_y;    answer: argmax_c cos(theta1(x), mu_c)
+
+Differences from the public code (CanPeng123/FSCIL_ALICE):
+
+* It was made for five images a class and takes five balanced ones for base classes too. Here every image counts, as in
+  the NO-CL paper, so novel and base means are equally good and the selection has nothing to balance.
+* The last epoch's network is used; the code keeps the epoch that is best on test data, measured behind the projector,
+  while it answers in front of it.
+* Rows exist for the classes that can be labels; the code also allots some to classes of later sessions.
+* Both views and all mixtures pass the network as one batch (the code: one view after the other), and mixing is
+  vectorised. Batch size is the stream's, 100, not 128. Pixels are not normalised and test images not zoomed.
+* A margin or scale of 0 is taken as such; the code replaces it by the default.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nocl.augment import Augment
+from nocl.batch import JSON
+from nocl.losses import cosface
+from nocl.methods.ncm import NCM
+from nocl.nets import Backbone
+from nocl.pretrain import Objective, Recipe
+from nocl.pretrain.objectives import mix_classes
+from nocl.seeding import scoped, seed_from
+
+_HEAVY = Augment("heavy")
+
+
+class AngularPenalty(Objective):
+    """Two heavy views and mixed classes under the angular penalty. Options of the recipe: ``scale``, ``margin``."""
+
+    def __init__(
+        self, network: Backbone, dim: int, n_classes: int, seed: int, *, width: int = 2048, mixes: int = 4,
+        scale: float = 30.0, margin: float = 0.4,
+    ) -> None:  # fmt: skip
+        super().__init__(network, dim, n_classes, seed)
+        self.n_classes, self.mixes, self.scale, self.margin = n_classes, mixes, scale, margin
+        with scoped(seed_from(seed, "projector")):
+            self.projector = nn.Sequential(
+                nn.Linear(dim, width),
+                nn.BatchNorm1d(width),
+                nn.ReLU(),
+                nn.Linear(width, width),
+                nn.BatchNorm1d(width, affine=False),
+            )
+            rows = torch.empty(n_classes + n_classes * (n_classes - 1) // 2, width)
+            self.rows = nn.Parameter(nn.init.xavier_uniform_(rows))
+
+    @classmethod
+    def build(cls, network: Backbone, dim: int, n_classes: int, seed: int, recipe: Recipe) -> Self:
+        if not recipe.projection:
+            raise ValueError("ALICE's projector needs a width: set recipe.projection, 2048 in the paper")
+        options = recipe.options
+        return cls(network, dim, n_classes, seed, width=recipe.projection, mixes=recipe.mixes, **options)  # type: ignore[arg-type]
+
+    def views(self, x: Tensor, y: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        views = [_HEAVY(x, draw), _HEAVY(x, draw)]
+        mixed, labels = mix_classes(views, y, self.n_classes, draw, times=self.mixes)
+        return torch.cat([*views, *mixed]), torch.cat([y, y, *labels])
+
+    def terms(self, z: Tensor, targets: Tensor) -> Tensor:
+        cosine = F.normalize(self.projector(z), dim=1) @ F.normalize(self.rows, dim=1).T  # [N, rows]
+        return cosface(cosine, targets, self.scale, self.margin)
+
+
+class ALICE(NCM):
+    """Base session with an angular penalty on augmented classes, then the nearest class mean."""
+
+    base_recipe = Recipe(
+        objective="nocl.methods.alice:AngularPenalty",
+        lr=0.01,
+        momentum=0.9,
+        weight_decay=5e-4,
+        schedule="steps:60,70",
+        projection=2048,
+        mixes=4,
+    )
+    check_params: ClassVar[dict[str, JSON]] = {
+        "recipe": {"epochs": 3, "lr": 0.05, "schedule": "onecycle", "projection": 64, "mixes": 1, "compile": False}
+    }
+
+    def __init__(
+        self,
+        *,
+        cosine_scale: float = 30.0,
+        margin: float = 0.4,
+        backbone: str = "reduced_resnet18",
+        weights: str | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            space="vanilla", metric="cosine", backbone=backbone, weights=weights, recipe=recipe,
+            image_size=image_size, seed=seed,
+        )  # fmt: skip
+        if not cosine_scale > 0 or not 0 <= margin < 2:
+            raise ValueError(f"cosine_scale must be above 0 and margin in [0, 2), not {cosine_scale} and {margin}")
+        self.cosine_scale, self.margin = cosine_scale, margin
+        self.full_recipe = self.full_recipe.with_changes({"options": {"scale": cosine_scale, "margin": margin}})
