@@ -1,9 +1,9 @@
 """Cost and state as classes grow: seconds an image and bytes a class of every method on frozen features.
 
 Synthetic features, d = 160 and 640, classes 100 -> 1,000 -> 10,000. Each method makes room for all classes and learns
-two features of each of the first thousand, then is timed on batches of ten (learning) and of a hundred (prediction, after whatever it solves
-once). A method whose state would not fit the memory given is not run; its bytes are those of its formula, checked
-against the measured ones at 100 classes. Writes scaling.json, scaling.md and scaling.svg.
+two features of each of the first thousand, then is timed on batches of ten (learning) and of a hundred (prediction,
+after whatever it solves once). A method whose state would not fit the memory given is not run; its bytes are those of
+its formula, which is checked against every size that is run. Writes scaling.json, scaling.md and scaling.svg.
 
     python benchmarks/scaling.py --out benchmarks/results/scaling
 """
