@@ -142,12 +142,12 @@ def main() -> None:
         print(json.dumps(measure(options.measure, options.steps)))
         return
     rows: list[dict[str, JSON]] = []
+    command = f"python benchmarks/overhead.py --steps {options.steps} --rows " + " ".join(map(repr, options.rows))
     for row in options.rows:
         child = [sys.executable, __file__, "--measure", row, "--steps", str(options.steps)]
         rows.append(json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout))
         print(rows[-1], flush=True)
-    command = f"python benchmarks/overhead.py --steps {options.steps} --rows " + " ".join(map(repr, options.rows))
-    write_json(options.out, {"command": command, "environment": environment(), "rows": list(rows)})
+        write_json(options.out, {"command": command, "environment": environment(), "rows": list(rows)})
     show(rows)
 
 
