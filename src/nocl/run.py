@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from nocl.batch import JSON
 from nocl.checkpoint import load_with_extra, save
 from nocl.evaluate import assess
 from nocl.learner import Learner
@@ -71,7 +72,7 @@ def _record(before: RunResult | None, learner: Learner, stream: Stream, seconds:
 
     return RunResult(
         method=name_of(learner),
-        params=learner.get_params(),
+        params=_params(learner),
         tags={"stores_exemplars": learner.stores_exemplars, "uses_boundaries": learner.uses_boundaries},
         stream=stream.describe(),
         seed=learner.seed,
@@ -90,6 +91,12 @@ def _record(before: RunResult | None, learner: Learner, stream: Stream, seconds:
     )
 
 
+def _params(learner: Learner) -> dict[str, JSON]:
+    """The parameters, a given network by its file's name: where it lies is not part of a result, its hash is."""
+    params = learner.get_params()
+    return {**params, "weights": Path(learner.weights).name if learner.weights else None}
+
+
 def _keep(
     learner: Learner, result: RunResult, folder: Path | None, on_session: Callable[[RunResult], None] | None
 ) -> None:
@@ -106,7 +113,7 @@ def _continue(learner: Learner, stream: Stream, folder: Path | None) -> RunResul
         return None
     saved, extra = load_with_extra(folder / STATE)
     result = RunResult.from_json(extra.get("result"))
-    wanted = (name_of(learner), learner.get_params(), json.loads(json.dumps(stream.describe())))
+    wanted = (name_of(learner), _params(learner), json.loads(json.dumps(stream.describe())))
     if (result.method, result.params, result.stream) != wanted:
         raise ResumeError(f"{folder} holds another run ({result.method}); choose another folder or delete it")
     learner.load_state_dict(saved.state_dict())
