@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
 from nocl.report.summary import estimate, text
 from nocl.results import RunResult
 
@@ -68,10 +66,14 @@ def _p(differences: Sequence[float]) -> float | None:
         return None
     if max(differences) == min(differences):  # no spread: t is 0/0 or infinite
         return 1.0 if differences[0] == 0 else 0.0
+    from scipy import stats  # slow to import, and few commands test
+
     return float(stats.ttest_rel(differences, [0.0] * len(differences)).pvalue)
 
 
 def _p_wilcoxon(differences: Sequence[float]) -> float | None:
     if len(differences) < FOR_WILCOXON or not any(differences):
         return None
+    from scipy import stats
+
     return float(stats.wilcoxon(differences).pvalue)
