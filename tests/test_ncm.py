@@ -61,3 +61,19 @@ def test_zero_feature_and_unseen_class() -> None:
     learner.meet([4])
     feed(learner, doubles([[1, 0, 0], [0, 1, 0]]), torch.tensor([0, 1]))
     assert learner.score(torch.zeros(1, 3, dtype=torch.float64)).tolist() == [[float("-inf"), 0, 0]]
+
+
+def test_hyper_space_is_dsr_without_iterations() -> None:
+    from nocl.checks import BASE_LABELS, QUICK, easy_images, novel, split
+    from nocl.methods import make
+
+    base, (x, _) = split(easy_images(BASE_LABELS, 8, seed=1), 8), easy_images((7, 12), 3, seed=9)
+    common = {**QUICK, "recipe": {"objective": "ce", "epochs": 2, "compile": False}, "dim": 16}
+    ncm, dsr = make("ncm", space="hyper", **common), make("dsr", iterations=0, **common)
+    for learner in (ncm, dsr):
+        learner.fit_base(base)
+        for batch in novel():
+            learner.observe(*batch)
+        learner.end_session()
+    torch.testing.assert_close(ncm.decision_function(x), dsr.decision_function(x))
+    assert ncm.stats.mean.shape == (6, 16)  # type: ignore[union-attr,operator]

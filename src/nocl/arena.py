@@ -265,7 +265,7 @@ def stages_of(contender: Contender, backbone: str, image_size: int) -> tuple[int
 def _frozen(contender: Contender, backbone: str, image_size: int, seed: int) -> FrozenLearner:
     params: dict[str, JSON] = {"seed": seed, "backbone": backbone, "image_size": image_size}
     learner = make(contender.method, **(params | contender.params))
-    if not isinstance(learner, FrozenLearner) or learner.uses_head:
+    if not isinstance(learner, FrozenLearner) or learner.needs_heads():
         raise TypeError(f"{contender.method} trains more than what follows the features; use `nocl run`")
     if getattr(learner, "flip", False):
         raise ValueError(f"{contender.method} with flip looks at images, not features alone; use `nocl run`")

@@ -62,6 +62,8 @@ class Classifier:
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
+        if "recipe" in (params or {}):
+            raise ValueError("params holds a recipe; give it as Classifier(recipe=...), not inside params")
         self.method, self.backbone, self.size, self.params = method, backbone, size, params
         self.recipe, self.holdout, self.device, self.seed = recipe, holdout, device, seed
         self._learner: Learner | None = None

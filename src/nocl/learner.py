@@ -111,11 +111,15 @@ class Learner(nn.Module):
             name=self.backbone,
             weights=None if self.weights is None else Path(self.weights),
             workdir=workdir,
-            train_heads=self.uses_head,
+            train_heads=self.needs_heads(),
         )
         self.base_ = trained.origin
         self.log_["base_loss"] = list(trained.losses)
         return trained
+
+    def needs_heads(self) -> bool:
+        """Whether projection or heads of the base objective are wanted even when the network is given."""
+        return self.uses_head
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         """What a method does once the network is trained: take over a head, or pass over the base images."""

@@ -8,21 +8,26 @@ its features is kept:
     euclidean:  argmin_c  |z - mu_c|^2
 
 ``space`` chooses g: ``tukey`` takes the square root (Tukey's ladder, power ``power``), ``vanilla`` leaves features as
-they are. The spaces behind a projection (``hyper``, ``head`` in some papers) belong to the method that trains the
-projection: DSR with no iterations is this classifier in that space. ``normalise_first`` scales every feature to
-length 1 before averaging and the mean once more after it, as iCaRL does. Means are running means in float64, so batch
-size and order do not matter. A zero feature has cosine 0 with everything.
+they are, ``hyper`` puts the projection of ``dim`` values behind the square root that the base session trains along;
+there this is DSR with no iterations. (The output of a contrastive head, a fourth space in some code, is left out: heads
+live in the base session only.) ``normalise_first`` scales every feature to length 1 before averaging and the mean once
+more after it, as iCaRL does. Means are running means in float64, so batch size and order do not matter. A zero feature
+has cosine 0 with everything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.batch import JSON
+from nocl.batch import JSON, Batch
 from nocl.learner import FrozenLearner
+from nocl.nets.projection import Projection
+from nocl.pretrain import Strategy, Trained
 from nocl.prototypes import ClassStats, tukey
+from nocl.seeding import seed_from
 
 
 class NCM(FrozenLearner):
@@ -34,9 +39,10 @@ class NCM(FrozenLearner):
     def __init__(
         self,
         *,
-        space: Literal["tukey", "vanilla"] = "tukey",
+        space: Literal["tukey", "vanilla", "hyper"] = "tukey",
         metric: Literal["cosine", "euclidean"] = "cosine",
         power: float = 0.5,
+        dim: int = 2048,
         normalise_first: bool = False,
         stages: Sequence[int] | None = None,
         backbone: str = "reduced_resnet18",
@@ -48,12 +54,29 @@ class NCM(FrozenLearner):
         super().__init__(
             stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
         )
-        if space not in ("tukey", "vanilla"):
-            raise ValueError(f"space must be tukey or vanilla, not {space!r}")
+        if space not in ("tukey", "vanilla", "hyper"):
+            raise ValueError(f"space must be tukey, vanilla or hyper, not {space!r}")
         if metric not in ("cosine", "euclidean"):
             raise ValueError(f"metric must be cosine or euclidean, not {metric!r}")
         self.space, self.metric, self.power, self.normalise_first = space, metric, power, normalise_first
-        self.stats = ClassStats(self.feature_dim)
+        self.dim = dim
+        self.projection: Projection | None = None
+        if space == "hyper":
+            self.full_recipe = self.full_recipe.with_changes({"power": power, "projection": dim})
+            self.projection = Projection(self.feature_dim, dim, seed=seed_from(seed, "projection")).eval()
+        self.stats = ClassStats(dim if space == "hyper" else self.feature_dim)
+
+    def needs_heads(self) -> bool:
+        return self.space == "hyper"
+
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
+        if self.projection is not None:
+            if not isinstance(trained.objective, Strategy) or trained.objective.projection is None:
+                raise ValueError(
+                    f"space='hyper' needs an objective with a projection, not {self.full_recipe.objective}"
+                )
+            self.projection.load_state_dict(trained.objective.projection.state_dict())
+        super().after_base(trained, base)
 
     def grow(self, n: int) -> None:
         self.stats.grow(n)
@@ -73,5 +96,11 @@ class NCM(FrozenLearner):
         return scores.masked_fill(self.stats.count == 0, float("-inf"))
 
     def _transform(self, z: Tensor) -> Tensor:
-        z = tukey(z, self.power) if self.space == "tukey" else z
+        z = z if self.space == "vanilla" else tukey(z, self.power)
+        if self.projection is not None:
+            with torch.no_grad():
+                z = self.projection.eval()(z)
         return F.normalize(z, dim=1) if self.normalise_first else z
+
+    def network_state_names(self) -> set[str]:
+        return {name for name in self.state_dict() if name.startswith(("network.", "projection."))}
