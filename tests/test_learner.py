@@ -24,16 +24,23 @@ def flat_pixels() -> nn.Module:
 class Hoarder(FrozenLearner):
     """Breaks the contract: keeps features of every sample, draws from the global generator."""
 
-    def __init__(self, *, backbone: str = "tests.test_learner:flat_pixels", seed: int = 0) -> None:
-        super().__init__(backbone=backbone, seed=seed)
-        self.register_buffer("kept", torch.zeros(0, self.feature_dim))
+    def __init__(
+        self,
+        *,
+        backbone: str = "tests.test_learner:flat_pixels",
+        recipe: dict | None = None,  # type: ignore[type-arg]
+        image_size: int = 32,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(backbone=backbone, recipe={**(recipe or {}), "epochs": 0}, image_size=image_size, seed=seed)
+        self.register_buffer("hoard", torch.zeros(0, self.feature_dim))
         self.stats = ClassStats(self.feature_dim)
 
     def grow(self, n: int) -> None:
         self.stats.grow(n)
 
     def learn(self, z: Tensor, y: Tensor) -> None:
-        self.kept = torch.cat([self.kept, z])
+        self.hoard = torch.cat([self.hoard, z])
         self.stats.update(z + 0 * torch.rand(1), self.columns(y))
 
     def score(self, z: Tensor) -> Tensor:
@@ -62,8 +69,8 @@ def test_checks_find_what_a_method_breaks() -> None:
     with pytest.raises(CheckError) as found:
         check_learner(Hoarder, backbone="tests.test_learner:flat_pixels")
     text = str(found.value)
-    assert "state_stops_growing" in text
-    assert "kept" in text
+    assert "state_stops_growing: CheckError: grew with the number of samples: hoard" in text
+    assert "it_learns" not in text
     assert "global_generator_untouched" in text
 
 

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from nocl import linalg
 from nocl.batch import JSON
-from nocl.learner import FrozenLearner, Learner
+from nocl.learner import FrozenLearner, Learner, UnsupportedError
 from nocl.prototypes import ClassStats, check_features, tukey
 from nocl.shapes import ClassShapes
 
@@ -165,13 +165,17 @@ class RDA(FrozenLearner):
 
     def portable_scorer(self) -> nn.Module:
         """Exact scores of all classes as one product: no shortlist, whose choice of classes cannot be exported."""
+        if self.flip:
+            raise UnsupportedError("rda with flip passes each image twice and cannot be exported; set flip=False")
         everything = torch.arange(len(self.stats), device=self.device)
         rule = self._derive()
         if not self.has_shapes:
-            return _Portable(self.power, rule.mean, rule.root[None], torch.zeros(1))
+            return _Portable(self.power, rule.mean, rule.root[None], -rule.noise)
         self._factorise(rule, everything)
         roots, sizes = zip(*(rule.exact[c] for c in everything.tolist()))
-        return _Portable(self.power, rule.mean, torch.stack(roots), torch.stack(sizes) * self.log_determinant)
+        return _Portable(
+            self.power, rule.mean, torch.stack(roots), torch.stack(sizes) * self.log_determinant - rule.noise
+        )
 
     def finish_base(self) -> None:
         self.end_session()
