@@ -33,6 +33,7 @@ def run(
     partition: Annotated[str, typer.Option(help="Base+each x sessions, in percent of the classes.")] = "60+4x10",
     seed: Annotated[int, typer.Option(help="Decides the class order and the learner's chance.")] = 0,
     epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
+    base_batch_size: Annotated[int, typer.Option(help="Images in a batch of the base session.")] = 100,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Parameter of the method, key=value; repeatable.")
     ] = None,
@@ -67,6 +68,7 @@ def run(
             root=None if root is None else str(root),
             partition=partition,
             seed=seed,
+            base_batch_size=base_batch_size,
             device=device,
         )
         folder = out / job.name()
