@@ -41,12 +41,13 @@ def run(
     ``folder`` keeps the state and the result so far, and is where a run continues; ``cache`` keeps trained base
     networks; ``on_session`` is called with the result so far after each session.
     """
+    where = environment(learner.device)  # now: a checkout may move on while the run lasts
     result = _continue(learner, stream, folder)
     if result is None:
         start = perf_counter()
         if not int(learner.n_base_):
             learner.fit_base(stream.base, workdir=cache)
-        result = _record(None, learner, stream, perf_counter() - start)
+        result = _record(None, learner, stream, perf_counter() - start, where)
         _keep(learner, result, folder, on_session)
     for session in stream:
         if session.index < len(result.accuracy):
@@ -55,12 +56,14 @@ def run(
         for x, y in track(session, f"session {session.index}/{len(stream)}"):
             learner.observe(x, y)
         learner.end_session()
-        result = _record(result, learner, stream, perf_counter() - start)
+        result = _record(result, learner, stream, perf_counter() - start, where)
         _keep(learner, result, folder, on_session)
     return result
 
 
-def _record(before: RunResult | None, learner: Learner, stream: Stream, seconds: float) -> RunResult:
+def _record(
+    before: RunResult | None, learner: Learner, stream: Stream, seconds: float, where: dict[str, JSON]
+) -> RunResult:
     """Test on everything seen so far and add one row to the result."""
     session = 0 if before is None else len(before.accuracy)
     start = perf_counter()
@@ -85,7 +88,7 @@ def _record(before: RunResult | None, learner: Learner, stream: Stream, seconds:
         peak_memory=peak_memory(),
         state_bytes=learner.state_bytes(),
         base=learner.base_,
-        environment=environment(learner.device),
+        environment=where,
         log=learner.log_,
         finished=session == len(stream),
     )
