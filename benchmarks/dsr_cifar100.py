@@ -31,7 +31,7 @@ from nocl.seeding import generator
 from nocl.stream import class_incremental
 from nocl.tune import PARTITION, base_only
 
-STAGES = (1, 2, 3, 4)  # cached with the features of the rivals' benchmarks; DSR takes the last
+STAGES = (1, 2, 3, 4)  # cached with the features of the rivals' benchmarks; a learner takes its own
 PAPER: dict[str, JSON] = DSR.presets["paper"]
 VARIANTS: dict[str, dict[str, JSON] | None] = {
     "ncm (tukey)": None,
@@ -65,20 +65,25 @@ class Features:
             stream = class_incremental(base_only(whole, stream.blocks[0]), partition=PARTITION)
         bank = extract(stream.data, args.weights, cache=args.cache, backbone=args.backbone, stages=STAGES)
         self.blocks, self.described = stream.blocks, stream.describe()
-        width = nets.build(args.backbone).feature_dim(32)
-        (z, self.y), (test, self.test_y) = tensors(bank.train), tensors(bank.test)
-        self.z, self.test = z[:, -width:].clone(), test[:, -width:].clone()
+        network = nets.build(args.backbone)
+        self.widths = [network.feature_dim(32, [stage]) for stage in STAGES]
+        (self.z, self.y), (self.test, self.test_y) = tensors(bank.train), tensors(bank.test)
 
-    def session(self, index: int) -> tuple[Tensor, Tensor]:
+    def of(self, learner: FrozenLearner, rows: Tensor) -> Tensor:
+        """The stages that this learner uses, side by side; by default the last."""
+        parts = rows.split(self.widths, dim=1)
+        return torch.cat([parts[stage - 1] for stage in learner.stages or STAGES[-1:]], dim=1)
+
+    def session(self, index: int, learner: FrozenLearner) -> tuple[Tensor, Tensor]:
         """Training features of one block, shuffled."""
         rows = torch.isin(self.y, torch.tensor(self.blocks[index])).nonzero()[:, 0]
         rows = rows[torch.randperm(len(rows), generator=generator(0, "session", index))]
-        return self.z[rows], self.y[rows]
+        return self.of(learner, self.z[rows]), self.y[rows]
 
     def row(self, learner: FrozenLearner) -> list[float]:
         """Accuracy of each block learned so far."""
         seen = torch.isin(self.test_y, learner.classes_)
-        z, y = self.test[seen], self.test_y[seen]
+        z, y = self.of(learner, self.test[seen]), self.test_y[seen]
         right = torch.cat([learner.classes_[learner.score(part).argmax(1)] for part in z.split(500)]) == y
         done = [block for block in self.blocks if set(block) <= set(learner.classes_.tolist())]
         return [
@@ -89,11 +94,11 @@ class Features:
 def teach(learner: FrozenLearner, features: Features) -> dict[str, JSON]:
     """The whole protocol on features; accuracy matrix, scores and seconds of each session."""
     learner.meet(features.blocks[0])
-    z, y = features.session(0)
+    z, y = features.session(0, learner)
     learner.fit_base_features(zip(z.split(500), y.split(500)))
     matrix, seconds = [features.row(learner)], []
     for index in range(1, len(features.blocks)):
-        z, y = features.session(index)
+        z, y = features.session(index, learner)
         start = perf_counter()
         for part, labels in zip(z.split(10), y.split(10)):
             learner.learn(part, labels)
@@ -121,9 +126,9 @@ def build(params: dict[str, JSON] | None, args: argparse.Namespace, projections:
     own = params.get("recipe")
     recipe |= own if isinstance(own, dict) else {}
     learner = DSR(**{**params, "backbone": args.backbone, "dim": args.dim, "recipe": recipe, "seed": args.seed})  # type: ignore[arg-type]
-    alike = json.dumps(learner.full_recipe.heads_to_json())
+    alike = json.dumps([learner.full_recipe.heads_to_json(), learner.stages])
     if alike not in projections:
-        z, y = args.features.session(0)
+        z, y = args.features.session(0, learner)
         learner.meet(args.features.blocks[0])
         learner.fit_projection(z, y)
         projections[alike] = (learner.projection.state_dict(), learner.log_["base_loss"])
@@ -152,8 +157,9 @@ def main() -> None:
     path = args.out / f"{args.name or ('pseudo' if args.pseudo else 'order0')}-d{args.dim}.json"
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"variants": {}}
     shown = [Path(arg).name for arg in sys.argv[1:]]  # folders differ from machine to machine
-    result |= {"command": f"python benchmarks/dsr_cifar100.py {' '.join(shown)}", "weights": args.weights.name}
-    result |= {"stream": args.features.described, "environment": environment(), "seed": args.seed}
+    command = f"python benchmarks/dsr_cifar100.py {' '.join(shown)}"
+    result |= {"weights": args.weights.name, "stream": args.features.described, "seed": args.seed}
+    made: dict[str, JSON] = {"command": command, "environment": environment()}
     projections: dict[str, Any] = {}
     for name, params in VARIANTS.items():
         if name in result["variants"] or (args.only is not None and name not in args.only):
@@ -161,7 +167,7 @@ def main() -> None:
         start = perf_counter()
         learner = build(params, args, projections)
         outcome = teach(learner, args.features)
-        result["variants"][name] = {"params": learner.get_params(), **outcome}
+        result["variants"][name] = {"params": learner.get_params(), **outcome, **made}
         write_json(path, result)
         print(f"{name:36} {outcome['scores']}  ({perf_counter() - start:.0f} s)", flush=True)
 
