@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from feature_nets import blobs
 from nocl import nets
 from nocl.arena import Contender, Contest, compare, course, feature_stream, stages_of
+from nocl.batch import JSON
 from nocl.checks import easy_images
 from nocl.cli import app
 from nocl.data import Dataset, ImageSet
@@ -186,6 +188,51 @@ def test_courses_with_the_same_base_share_it_and_stay_apart(features: FeatureDat
     alone = contest.runs(_contender("slda"), courses[2:])
     assert together[2].class_accuracy == alone[0].class_accuracy
     assert [result.stream["order_seed"] for result in together] == [0, 1, 2]
+
+
+ONE_VIEW = {"objective": "ce", "head_epochs": 3}
+HEADS = [("dsr", {"dim": 32, "iterations": 3, "samples": 5}), ("ncm", {"space": "hyper", "dim": 32})]
+
+
+@pytest.mark.parametrize(("name", "params"), HEADS)
+def test_heads_on_features_are_those_of_a_run_where_that_has_one_view_and_one_batch(
+    name: str, params: dict[str, JSON], features: FeatureData, checkpoint: Path
+) -> None:
+    params = {**params, "recipe": ONE_VIEW}
+    learner = make(name, backbone="tiny_resnet18", weights=str(checkpoint), **params)
+    through_images = run(learner, class_incremental(tiny(), partition=PARTITION, base_batch_size=6 * 24))
+    contest = _contest(features, checkpoint, exact_batches=True)
+    each = course(PARTITION, 10, 0, ORDER[:6])
+    (result,) = contest.runs(Contender(name, params), [each])
+    assert result.class_accuracy == through_images.class_accuracy
+    assert result.log["base_loss"] == pytest.approx(through_images.log["base_loss"], rel=1e-4)
+    assert result.state_bytes == through_images.state_bytes
+    assert result.base["recipe"] == through_images.base["recipe"]
+    assert "on features" in str(result.base["heads"])
+    assert set(result.log["seconds_per_1000"]) == {"learn", "predict"}  # type: ignore[arg-type]
+
+
+def test_heads_see_base_features_only_and_ignore_rounds(features: FeatureData, checkpoint: Path) -> None:
+    each = course(PARTITION, 10, 0, ORDER[:6])
+    novel = np.isin(features.train.labels, ORDER[6:])
+    rows = np.array(features.train.images)
+    rows[novel] = 1e6
+    spoilt = replace(features, train=ImageSet(rows, features.train.labels, np.arange(len(rows))))
+    weights = []
+    for data, rounds in ((features, 1), (features, 5), (spoilt, 1)):
+        params: dict[str, JSON] = {"dim": 32, "recipe": {**ONE_VIEW, "head_rounds": rounds}}
+        learner = _contest(data, checkpoint).learner(Contender("dsr", params))
+        learner.fit_base(feature_stream(data, each, 100).base)
+        weights.append(learner.state_dict()["projection.layer3.0.weight"])
+    assert not torch.equal(weights[0], make("dsr", backbone="tiny_resnet18", dim=32).projection.layer3[0].weight)
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+
+
+def test_objective_that_needs_images_is_refused(features: FeatureData, checkpoint: Path) -> None:
+    learner = _contest(features, checkpoint).learner(Contender("dsr", {"dim": 8, "recipe": {"objective": "sc+ssl"}}))
+    with pytest.raises(ValueError, match=r"'sc\+ssl' needs images and only features are here"):
+        learner.fit_base(feature_stream(features, course(PARTITION, 10, 0, ORDER[:6]), 100).base)
 
 
 def test_method_that_trains_its_network_is_refused(features: FeatureData, checkpoint: Path) -> None:

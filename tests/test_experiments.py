@@ -22,7 +22,7 @@ from nocl.methods import make
 from nocl.metrics import hm
 from nocl.nets import build
 from nocl.pretrain import WrongBaseError
-from nocl.report.experiment import lines, place, to_csv, to_html, to_latex, to_markdown
+from nocl.report.experiment import Record, lines, place, to_csv, to_html, to_latex, to_markdown
 from nocl.report.figures import draw
 from nocl.report.paired import paired
 from nocl.report.reproduction import BEGIN, END, committed, rebuild, save_plan, summary, write_summary
@@ -282,7 +282,9 @@ def test_paired_test_without_spread_or_pairs() -> None:
 
 def test_given_network_serves_frozen_methods_through_the_arena(tmp_path: Path) -> None:
     network = build("tiny_resnet18", seed=3)
-    choice = Choice(small=True, methods=("ncm", "dsr"), seeds=(0, 1), weights=str(tmp_path / "base.safetensors"))
+    choice = Choice(
+        small=True, methods=("ncm", "dsr", "finetune"), seeds=(0, 1), weights=str(tmp_path / "base.safetensors")
+    )
     stream = plan(find("main-60-4-10"), choice)[0].job.stream()
     write_tensors(tmp_path / "base.safetensors", network.state_dict(), {"classes": list(stream.blocks[0])})
     with pytest.raises(WrongBaseError, match="would come again as novel"):
@@ -290,24 +292,36 @@ def test_given_network_serves_frozen_methods_through_the_arena(tmp_path: Path) -
     given = split(plan(find("main-60-4-10"), choice), tmp_path / "base.safetensors")
     places = {name: [describe(run) for run in getattr(given, name)] for name in ("arena", "grid", "left_out")}
     assert places == {
-        "arena": ["ncm glyphs seed 0", "ncm glyphs seed 1"],
-        "grid": ["DSR glyphs seed 0"],
-        "left_out": ["DSR glyphs seed 1"],  # its base classes are others
+        "arena": [f"{name} glyphs seed {seed}" for seed in (0, 1) for name in ("ncm", "DSR")],
+        "grid": ["finetune glyphs seed 0"],
+        "left_out": ["finetune glyphs seed 1"],  # its base classes are others
     }
+    leaking = split(plan(find("partition-40-6-10"), choice), tmp_path / "base.safetensors", allow_leak=True)
+    assert len(leaking.arena) == 4
+    assert leaking.grid == []
     said: list[Event] = []
     outcomes = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, tmp_path / "features", said.append)
-    first, second = (outcome.result for outcome in outcomes)
+    first, refined, second, _ = (outcome.result for outcome in outcomes)
+    assert refined is not None
     assert first is not None
     assert second is not None
+    assert refined.params["recipe"] == {"epochs": 1, "head_epochs": 1, "compile": False}
+    (line,) = [
+        line
+        for line in lines(find("main-60-4-10"), [Record(find("main-60-4-10").rows[-1], "glyphs", None, refined)])
+        if line.runs
+    ]
+    assert line.base == "tiny_resnet18, base.safetensors, projection by sc, 1 epochs on features"
+    assert first.params["recipe"] == {}  # nothing of it is used
     whole = run(given.arena[0].job.learner(stream.image_size), stream)
     assert first.accuracy == whole.accuracy  # features or images, the same answers
     assert second.session_classes[0] == first.session_classes[0]
     assert second.session_classes[1:] != first.session_classes[1:]
-    assert [event.number for event in said if event.kind == "done"] == [0, 1]
+    assert [event.number for event in said if event.kind == "done"] == [0, 2, 1, 3]
     said.clear()
     again = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, tmp_path / "features", said.append)
-    assert [event.kind for event in said] == ["cached", "cached"]
-    assert [outcome.result for outcome in again] == [first, second]
+    assert [event.kind for event in said] == ["cached"] * 4
+    assert [outcome.result for outcome in again] == [outcome.result for outcome in outcomes]
 
 
 def test_dry_run_tells_what_is_there_and_how_long_the_rest_takes(tmp_path: Path) -> None:

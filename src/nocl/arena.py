@@ -5,6 +5,11 @@ other, with a learner whose ``features`` hands rows on as they are. So differenc
 the network, and a run costs what the method costs. A method whose answer does not depend on how the stream is cut
 into batches (``depends_on_batching`` is False) gets larger pieces, for speed alone.
 
+A method that wants a projection or heads beside the network (DSR, NCM behind a projection) has them trained on the
+cached features of the base classes: ``recipe.head_epochs`` over the one view each feature is of, see
+:func:`nocl.pretrain.heads_on_features`. A run through images draws augmented views instead, so the two agree where the
+recipe has one plain view (``ce`` without ``augment``) and one batch; results from here say ``heads`` in ``base``.
+
 The network file knows its classes. They stay the base classes whatever the order, so that an order permutes the novel
 classes; see :func:`course`.
 """
@@ -30,7 +35,7 @@ from nocl.files import digest
 from nocl.job import parse_settings
 from nocl.learner import FrozenLearner
 from nocl.methods import make
-from nocl.pretrain import Objective, Trained, WrongBaseError, load_weights
+from nocl.pretrain import Objective, Trained, WrongBaseError, heads_on_features, load_weights
 from nocl.probe import linear_probe
 from nocl.results import RunResult, environment, peak_memory
 from nocl.run import run
@@ -40,6 +45,7 @@ from nocl.stream import Stream, parse_partition
 log = logging.getLogger(__name__)
 BATCH, ROWS_AT_ONCE = 10, 500
 PROBE = "joint linear probe"
+ON_FEATURES = "trained on features, one view of each image"  # what a result says of such heads
 
 
 @dataclass(frozen=True)
@@ -265,7 +271,7 @@ def stages_of(contender: Contender, backbone: str, image_size: int) -> tuple[int
 def _frozen(contender: Contender, backbone: str, image_size: int, seed: int) -> FrozenLearner:
     params: dict[str, JSON] = {"seed": seed, "backbone": backbone, "image_size": image_size}
     learner = make(contender.method, **(params | contender.params))
-    if not isinstance(learner, FrozenLearner) or learner.needs_heads():
+    if not isinstance(learner, FrozenLearner):
         raise TypeError(f"{contender.method} trains more than what follows the features; use `nocl run`")
     if getattr(learner, "flip", False):
         raise ValueError(f"{contender.method} with flip looks at images, not features alone; use `nocl run`")
@@ -278,7 +284,20 @@ def _as_they_are(self: FrozenLearner, x: Tensor) -> Tensor:
 
 
 def _as_given(self: FrozenLearner, base: Iterable[Batch], workdir: Path | None) -> Trained:
-    """The network the features were made with, in place of training one."""
+    """The network the features were made with, in place of training one; heads, if wanted, trained on base features."""
     path: Path = self.checkpoint  # type: ignore[assignment]
     self.base_ = load_weights(self.network, path)
+    if self.needs_heads():
+        batches = [*base]
+        objective, losses = heads_on_features(
+            self.network,
+            torch.cat([self.features(batch.x) for batch in batches]),
+            self.columns(torch.cat([batch.y for batch in batches])),
+            self.full_recipe,
+            n_classes=len(self.classes_),
+            seed=self.seed,
+        )
+        self.base_ |= {"recipe": self.full_recipe.heads_to_json(), "heads": ON_FEATURES}
+        self.log_["base_loss"] = list(losses)
+        return Trained(objective, self.base_, losses)
     return Trained(Objective(self.network, self.feature_dim, len(self.classes_), self.seed), self.base_, [])

@@ -1,4 +1,4 @@
-"""An experiment on a given network: methods that only use its features share them in the arena, the others run whole.
+"""An experiment on a given network: methods on its frozen features share them in the arena, the others run whole.
 
 One network file belongs to one set of base classes. In the arena a further seed therefore permutes the classes that
 come after the base; elsewhere a seed whose base classes are not the network's is left out.
@@ -19,6 +19,7 @@ from nocl.features import extract, trained_classes
 from nocl.grid import Event, Outcome, finished, folder_of
 from nocl.grid.work import Say, Sender
 from nocl.job import Job
+from nocl.methods import make
 from nocl.progress import reporting
 from nocl.results import RunResult
 from nocl.run import RESULT
@@ -36,13 +37,16 @@ class Split:
     left_out: list[Run] = field(default_factory=list)
 
 
-def split(runs: Sequence[Run], checkpoint: Path) -> Split:
-    """Sort the runs. A partition that the network cannot serve is refused here, before anything has run."""
+def split(runs: Sequence[Run], checkpoint: Path, *, allow_leak: bool = False) -> Split:
+    """Sort the runs. A partition whose novel classes the network knows is refused here, before anything has run.
+
+    With ``allow_leak`` the arena runs it; every result then counts the classes that leaked.
+    """
     trained = trained_classes(checkpoint)
     found = Split()
     for run in runs:
         if _only_features(run.job):
-            _course(run.job, trained)
+            _course(run.job, trained, allow_leak)
             found.arena.append(run)
         elif trained is None or set(trained) <= set(_base_classes(run.job)):
             found.grid.append(run)
@@ -107,8 +111,8 @@ def _run_method(
         contest.runs(contender, [_course(job, trained) for job in by_seed.values()], keep)
 
 
-def _course(job: Job, trained: tuple[int, ...] | None) -> Course:
-    return course(job.partition, _images(job).n_classes, job.seed, trained)
+def _course(job: Job, trained: tuple[int, ...] | None, allow_leak: bool = True) -> Course:
+    return course(job.partition, _images(job).n_classes, job.seed, trained, allow_leak=allow_leak)
 
 
 def _base_classes(job: Job) -> tuple[int, ...]:
@@ -134,8 +138,10 @@ def _only_features(job: Job) -> bool:
 
 
 def _contender(job: Job) -> Contender:
-    params: dict[str, JSON] = job.chosen()
-    return Contender(job.method, {k: v for k, v in params.items() if k not in ("weights", "backbone", "recipe")})
+    """The job's parameters; its recipe only where there are heads to train, for the network is given."""
+    params: dict[str, JSON] = {k: v for k, v in job.chosen().items() if k not in ("weights", "backbone")}
+    plain = {name: value for name, value in params.items() if name != "recipe"}
+    return Contender(job.method, params if make(job.method, **params).needs_heads() else plain)
 
 
 def _backbone(job: Job) -> str:

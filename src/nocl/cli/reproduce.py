@@ -35,6 +35,9 @@ def reproduce(
     settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter of every run, key=value.")] = None,
     scale: Annotated[str, typer.Option(help="full, or small: embedded data and a tiny network, a trial.")] = "full",
     backbone_from: Annotated[Path | None, typer.Option(help="Take the base network from this file.")] = None,
+    allow_leak: Annotated[
+        bool, typer.Option("--allow-leak", help="Run partitions whose novel classes that network has seen; marked.")
+    ] = False,
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for runs, base networks and tables.")] = Path("runs/reproduce"),
@@ -67,7 +70,7 @@ def reproduce(
         device=device, settings=parse_settings(settings or []),
     )  # fmt: skip
     runs = plan(experiment, choice) if address else _with_data(plan(experiment, choice))
-    given = Split(grid=runs) if backbone_from is None else split(runs, backbone_from)
+    given = Split(grid=runs) if backbone_from is None else split(runs, backbone_from, allow_leak=allow_leak)
     power = Engine(engine, workers, threads, address, gpus, retries)
     if dry_run:
         _show_plan(experiment, choice, given, out, power)

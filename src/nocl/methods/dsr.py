@@ -43,10 +43,9 @@ from torch import Tensor
 
 from nocl.batch import JSON, Batch
 from nocl.learner import FrozenLearner
-from nocl.lookup import by_name
 from nocl.losses import Phi, alignment, deviation, mean_absolute_cosine, penalty, separation
 from nocl.nets.projection import Projection
-from nocl.pretrain import OBJECTIVES, Objective, Recipe, Strategy, Trained, fit_heads
+from nocl.pretrain import Objective, Recipe, Strategy, Trained, heads_on_features
 from nocl.prototypes import ClassStats, tukey
 from nocl.seeding import seed_from
 
@@ -141,12 +140,10 @@ class DSR(FrozenLearner):
 
     def fit_projection(self, z: Tensor, y: Tensor) -> None:
         """Train theta2 on base features [N, d] alone, by the recipe's loss on one view of each image."""
-        targets = self.columns(y)
-        factory = by_name(self.full_recipe.objective, OBJECTIVES, "objective")
-        objective = factory.build(self.network, self.feature_dim, len(self.classes_), self.seed, self.full_recipe)
-        if not isinstance(objective, Strategy):
-            raise ValueError(NEEDS_PROJECTION.format(self.full_recipe.objective))
-        self.log_["base_loss"] = list(fit_heads(objective.to(self.device), z, targets, self.full_recipe, self.seed))
+        objective, losses = heads_on_features(
+            self.network, z, self.columns(y), self.full_recipe, n_classes=len(self.classes_), seed=self.seed
+        )
+        self.log_["base_loss"] = list(losses)
         self._take_projection(objective)
 
     def finish_base(self) -> None:

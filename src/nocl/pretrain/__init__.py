@@ -7,7 +7,7 @@ here evaluates or ever sees a novel class.
 
 from nocl.pretrain.objectives import OBJECTIVES, Contrastive, CrossEntropy, Objective, Strategy
 from nocl.pretrain.recipe import Recipe
-from nocl.pretrain.training import Trained, WrongBaseError, fit_heads, load_weights, train_base
+from nocl.pretrain.training import Trained, WrongBaseError, heads_on_features, load_weights, train_base
 
 __all__ = [
     "OBJECTIVES",
@@ -18,7 +18,7 @@ __all__ = [
     "Strategy",
     "Trained",
     "WrongBaseError",
-    "fit_heads",
+    "heads_on_features",
     "load_weights",
     "train_base",
 ]

@@ -221,10 +221,7 @@ class _Training:
         batches = self._kept(model, base, epoch) if self.frozen and split else self._passed(model, base, epoch)
         progress = track(batches, f"base epoch {epoch + 1}/{self.epochs}", n_batches)
         for step, (loss, n) in enumerate(progress):
-            if not bool(torch.isfinite(loss)):
-                raise FloatingPointError(
-                    f"loss is {loss.item()} in base epoch {epoch + 1}; try a smaller lr than {self.recipe.lr}"
-                )
+            _check_finite(loss, epoch, self.recipe)
             done = epoch * n_batches + step
             self.optimizer.param_groups[0]["lr"] = _lr(self.recipe, epoch, done, self.epochs * n_batches)
             self.worker.step(loss, optimizer)
@@ -300,11 +297,27 @@ class _Training:
         return [float(loss) for loss in losses] if isinstance(losses, list) else []  # type: ignore[arg-type]
 
 
-def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: int) -> list[float]:
-    """Train projection and heads on given features [N, d] of labels 0 .. n - 1: one view of each image, no pixels.
+def heads_on_features(
+    network: Backbone, z: Tensor, y: Tensor, recipe: Recipe, *, n_classes: int, seed: int
+) -> tuple[Strategy, list[float]]:
+    """The recipe's projection and heads, trained on features [N, d] of labels 0 .. n - 1, and each epoch's loss.
 
-    What to do where only features are at hand; ``train_base`` with ``weights`` also draws the objective's views.
+    What to do where only features are at hand; ``train_base`` with ``weights`` also draws the objective's views. Here
+    each image has the one view that its feature is of, so ``augment`` and ``head_rounds`` have no meaning, a
+    contrastive loss compares different images of a class alone, and rotations or mixtures cannot be had.
     """
+    factory = by_name(recipe.objective, OBJECTIVES, "objective")
+    if not issubclass(factory, Strategy) or "+" in recipe.objective:
+        raise ValueError(
+            f"objective {recipe.objective!r} needs images and only features are here: "
+            "set recipe.objective to ce or sc, or train on images"
+        )
+    objective = factory.build(network, z.shape[1], n_classes, seed, recipe).to(z.device)
+    return objective, fit_heads(objective, z, y, recipe, seed)
+
+
+def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: int) -> list[float]:
+    """Train an objective on features by the recipe; see :func:`heads_on_features`."""
     optimizer = _optimizer(objective.parameters(), recipe)
     n_batches = max(1, len(y) // HEAD_BATCH)
     targets = torch.stack([y, torch.full_like(y, ABSENT)], dim=1).to(z.device)
@@ -315,6 +328,7 @@ def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: i
         total = 0.0
         for step, rows in enumerate(order.tensor_split(n_batches)):
             loss = objective.terms(z[rows], targets[rows])
+            _check_finite(loss, epoch, recipe)
             done = epoch * n_batches + step
             optimizer.param_groups[0]["lr"] = _lr(recipe, epoch, done, recipe.head_epochs * n_batches)
             optimizer.zero_grad()
@@ -325,6 +339,11 @@ def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: i
     optimizer.zero_grad(set_to_none=True)
     objective.eval()
     return losses
+
+
+def _check_finite(loss: Tensor, epoch: int, recipe: Recipe) -> None:
+    if not bool(torch.isfinite(loss)):
+        raise FloatingPointError(f"loss is {loss.item()} in base epoch {epoch + 1}; try a smaller lr than {recipe.lr}")
 
 
 def _optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:

@@ -144,8 +144,17 @@ def base_text(result: RunResult) -> str:
     words = [] if result.params.get("backbone") in (None, "reduced_resnet18") else [str(result.params["backbone"])]
     weights = result.params.get("weights") or result.base.get("weights")
     if weights:
-        return ", ".join([*words, str(weights).rpartition("/")[2], *_strays(result)])
+        return ", ".join([*words, str(weights).rpartition("/")[2], *_heads(result), *_strays(result)])
     return ", ".join([*words, recipe_text(_recipe(result))])
+
+
+def _heads(result: RunResult) -> list[str]:
+    """How a projection was trained on the given network, if there is one: such results are not averaged with others."""
+    recipe = result.base.get("recipe")
+    if not isinstance(recipe, dict) or not recipe.get("projection"):
+        return []
+    views = " on features" if result.base.get("heads") else ""
+    return [f"projection by {recipe['objective']}, {recipe['head_epochs']} epochs{views}"]
 
 
 def _strays(result: RunResult) -> list[str]:
