@@ -163,6 +163,22 @@ def test_a_session_end_makes_the_network_the_previous_one_and_restarts_adam() ->
     assert all(not buffer.any() for buffer in learner.adam.buffers())
 
 
+def test_a_session_logs_the_mean_of_each_term_as_it_enters_the_loss() -> None:
+    learner = fitted(PASS, {})
+    z, before, noise = torch.ones(4, 64), torch.zeros(4, 64), torch.zeros(2, 64)
+    labels, picked = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1])
+    far = learner.terms(z, before, labels, picked, noise)
+    near = learner.terms(z, z, labels, picked, noise)
+    far, near = far.detach(), near.detach()
+    assert float(far - near) == pytest.approx(10 * 16)  # the norm of 4 x 64 ones, weight 10
+    learner.end_session()
+    assert learner.log_["keeping"] == [80.0]
+    kept = sum(learner.log_[name][0] for name in ("learning", "reminding", "keeping"))
+    assert kept == pytest.approx(float(far + near) / 2, rel=1e-5)
+    learner.end_session()
+    assert learner.log_["keeping"] == [80.0]  # a session without a step has no mean
+
+
 def test_radius_of_all_classes_follows_new_ones_and_of_base_classes_stays() -> None:
     learner = fitted(PASS, {})
     base = float(learner.radius_)

@@ -40,13 +40,13 @@ def kill_many(folder: Path, kills: int, seed: int) -> str:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_twenty_times_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    assert "20 kills" in kill_many(tmp_path, 20, seed=0)
+def test_killed_two_hundred_times_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    assert "200 kills" in kill_many(tmp_path, 200, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_hundreds_of_times_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+def test_killed_five_hundred_times_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     assert "500 kills" in kill_many(tmp_path, 500, seed=1)
 
 

@@ -102,6 +102,7 @@ class DistillingLearner(Learner):
         self.register_buffer("known_", torch.zeros((), dtype=torch.int64))
         self.adam = Adam(lr, weight_decay, betas=(0.9, 0.999))
         self._augmented = Augment(augment)
+        self._steps, self._sums = 0, dict[str, Tensor]()  # of this session, for the log
 
     def loss(self, x: Tensor, columns: Tensor) -> Tensor:
         """The loss of augmented images in [0, 1]."""
@@ -136,7 +137,12 @@ class DistillingLearner(Learner):
         self.end_session()
 
     def end_session(self) -> None:
-        """The network as it is now becomes the previous one."""
+        """The network as it is now becomes the previous one; the session's mean terms go into the log."""
+        for name, value in self._sums.items():
+            curve = self.log_.setdefault(name, [])
+            assert isinstance(curve, list)
+            curve.append(float(value) / self._steps)
+        self._steps, self._sums = 0, {}
         self.previous.load_state_dict(self.network.state_dict())
         self.known_.fill_(len(self.classes_))
         self.adam.restart()
@@ -157,6 +163,12 @@ class DistillingLearner(Learner):
         self.stats.update(self.features(x), columns, spread=self.keeps_spread)
 
     keeps_spread = False
+
+    def note(self, **values: Tensor) -> None:
+        """Remember a step's terms as they enter the loss. A session's means of them are logged when it ends."""
+        self._steps += 1
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value.detach()
 
     def picks(self, n: int) -> Tensor:
         """``n`` old classes at random [n]."""

@@ -123,8 +123,10 @@ class PASS(DistillingLearner):
         """The whole loss of features, the previous network's features, and old classes with their noise."""
         learning = F.cross_entropy(self.head(z) / self.tau, labels)
         pseudo = self.stats.mean[picked].to(z) + self.radius_.to(z) * noise
-        reminding = self.reminder(pseudo, picked)
-        return learning + self.weight_proto * reminding + self.weight_kd * distance(z, before, self.kd)
+        reminding = self.weight_proto * self.reminder(pseudo, picked)
+        keeping = self.weight_kd * distance(z, before, self.kd)
+        self.note(learning=learning, reminding=reminding, keeping=keeping)
+        return learning + reminding + keeping
 
 
 def radius_of(stats: ClassStats) -> float:

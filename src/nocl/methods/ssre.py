@@ -113,7 +113,9 @@ class SSRE(DistillingLearner):
         picked, old = self.picks(len(x)), self.stats.mean[: int(self.known_)].to(z)
         weight = likeness(z.detach(), old)
         learning, keeping = weighted_learning(logits, columns, z, before, weight, self.kd_reduction)
-        return learning + self.weight_kd * keeping + self.weight_proto * self.reminder(old[picked], picked)
+        keeping, reminding = self.weight_kd * keeping, self.weight_proto * self.reminder(old[picked], picked)
+        self.note(learning=learning, reminding=reminding, keeping=keeping, likeness=weight.mean())
+        return learning + reminding + keeping
 
 
 def likeness(z: Tensor, means: Tensor) -> Tensor:

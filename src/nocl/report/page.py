@@ -21,6 +21,10 @@ CONVERGENCE = {
     "base_loss": "Base training loss",
     "lower_loss": "Lower level (refinement) loss",
     "upper_loss": "Upper level loss",
+    "learning": "Term that learns new classes, mean of each session",
+    "reminding": "Term that reminds of old classes, mean of each session",
+    "keeping": "Term that keeps features, mean of each session",
+    "likeness": "Likeness of new images to old classes, mean of each session",
 }
 
 
