@@ -216,6 +216,22 @@ def test_methods_that_train_the_network_work_but_cannot_forget(tmp_path: Path) -
     assert "trained on the images" in str(model.privacy()["kept"])
 
 
+SMALL_DSR = {"dim": 32, "iterations": 2, "samples": 4}
+
+
+def test_dsr_learns_forgets_and_goes_on_after_loading(tmp_path: Path) -> None:
+    model = Classifier("dsr", backbone="tiny_resnet18", recipe={"epochs": 1}, params=SMALL_DSR)
+    x = torch.cat([pictures("red", 6), pictures("green", 6)])
+    model.fit(x, ["red"] * 6 + ["green"] * 6).partial_fit(pictures("blue", 2), "blue").forget("red")
+    model.save(tmp_path / "m.nocl")
+    again = Classifier.load(tmp_path / "m.nocl")
+    assert again.class_names == ["green", "blue"]
+    assert again.privacy()["forgets_exactly"] is False
+    for each in (model, again):
+        each.partial_fit(pictures("red", 1), "red")
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+
+
 def test_a_packaged_network_works_at_once() -> None:
     try:
         model = Classifier().partial_fit([png("red"), png("red", 1)], "red").partial_fit(png("blue"), "blue")

@@ -80,6 +80,27 @@ def test_an_empty_copy_shares_the_network_and_nothing_else(name: str) -> None:
     assert_close(learner, taught(name, [(1, 7, 5)]))
 
 
+def test_dsr_forgets_every_statistic_of_a_class_and_says_that_its_projection_keeps_a_trace() -> None:
+    settings = {"backbone": "tiny_resnet18", "dim": 32, "iterations": 3, "samples": 4}
+    learner = make("dsr", **settings)
+    assert isinstance(learner, FrozenLearner)
+    for seed, label, n in [(1, 7, 5), (2, 3, 4), (3, 9, 6)]:
+        learner.learn(features(seed, n, learner.feature_dim), torch.full((n,), label))
+    learner.end_session()
+    before = {name: value.clone() for name, value in learner.state_dict().items() if name != "_extra_state"}
+    learner.forget(3)
+    assert learner.classes_.tolist() == [7, 9]
+    for stats in ("vanilla", "high"):
+        assert torch.equal(learner.state_dict()[f"{stats}.mean"], before[f"{stats}.mean"][[0, 2]])
+    assert not learner.forgets_exactly
+    assert not learner.mergeable
+    z = features(4, 3, learner.feature_dim)
+    assert learner.score(z).shape == (3, 2)
+    learner.learn(z, torch.tensor([3, 9, 3]))
+    learner.end_session()
+    assert learner.classes_.tolist() == [7, 9, 3]
+
+
 def test_a_method_that_trains_its_network_says_what_it_cannot_do() -> None:
     learner = make("finetune", backbone="tiny_resnet18")
     with pytest.raises(UnsupportedError, match="Finetune as it is set cannot forget a class"):

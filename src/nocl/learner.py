@@ -143,12 +143,17 @@ class Learner(nn.Module):
 
     # --- what statistics allow: forgetting a class, joining two learners ----------------------------------------
     # A method whose learning is in the ClassStats named by ``statistics`` has all of this for nothing; one that keeps
-    # more overrides mergeable, forgets_exactly, kept, shrink, absorb, release and clear.
+    # more overrides mergeable, forgettable, forgets_exactly, kept, shrink, absorb, release and clear.
 
     @property
     def mergeable(self) -> bool:
         """Whether what is learned is statistics, so that learners can be joined and classes taken out."""
         return bool(self.statistics)
+
+    @property
+    def forgettable(self) -> bool:
+        """Whether a class can be taken out; what it left in parts that all classes share: ``forgets_exactly``."""
+        return self.mergeable
 
     @property
     def forgets_exactly(self) -> bool:
@@ -187,7 +192,8 @@ class Learner(nn.Module):
     @torch.no_grad()
     def forget(self, label: int) -> None:
         """Remove a class and its statistics. What it gave to a shared covariance may stay: ``forgets_exactly``."""
-        self._need_statistics("forget a class")
+        if not self.forgettable:
+            self._need_statistics("forget a class")
         if label not in self._column:
             raise KeyError(f"class {label} was never met")
         column = self._column[label]

@@ -247,6 +247,19 @@ class DSR(FrozenLearner):
         rate = 1.0 if self.proto_update == "replace" else self.proto_rate
         self.high.mean[novel] = (1 - rate) * self.high.mean[novel] + rate * seen.mean[novel]
 
+    # --- forgetting: see Learner ------------------------------------------------------------------------------
+
+    forgettable = True
+    forgets_exactly = False  # the projection was aligned with samples of the class, and novel prototypes moved away
+
+    def shrink(self, column: int) -> None:
+        self.vanilla.remove(column)
+        self.high.remove(column)
+
+    def kept(self) -> str:
+        spread = "covariance" if self.covariance == "full" else "variances"
+        return f"of each class: count, mean and {spread} of its features, mean of their projection; and the projection"
+
     # --- answers ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
