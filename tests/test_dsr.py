@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from feature_nets import blobs, feed, on_features
 from nocl.checkpoint import load, save
 from nocl.checks import BASE_LABELS, NOVEL_LABELS, easy_images, split
 from nocl.methods import make
 from nocl.methods.dsr import DSR
+from nocl.methods.rda import RDA
 from nocl.pretrain import Objective, Trained
 from nocl.prototypes import tukey
+from tests.feature_nets import blobs, feed, on_features
 
 CASES: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "dsr.json").read_text())
 D, HIGH = 6, 16
@@ -63,6 +64,12 @@ def test_a_whole_session_follows_the_reference() -> None:
         torch.testing.assert_close(stored.float(), wanted, atol=1e-5, rtol=1e-5)
     feed(learner, torch.tensor(inputs["novel_x"]), torch.tensor(inputs["novel_y"]))
     labels = learner.classes_.tolist()
+    where = [labels.index(c) for c in (4, 5)]
+    for stored, expected in (
+        (learner.vanilla.mean, "novel_vanilla_mean"),
+        (learner.vanilla.std(), "novel_vanilla_std"),
+    ):
+        torch.testing.assert_close(stored[where].float(), torch.tensor(outputs[expected]), atol=1e-5, rtol=1e-5)
     given = iter(torch.tensor(inputs["pseudo_features"]))  # [T, 120, 6], rows class by class in label order
 
     def replayed(n_base: int, n_novel: int) -> tuple[Tensor, Tensor]:
@@ -81,6 +88,7 @@ def test_a_whole_session_follows_the_reference() -> None:
         torch.testing.assert_close(state[name], torch.tensor(value), atol=1e-4, rtol=1e-4)
     cosines = learner.score(torch.tensor(inputs["x_test"]))[:, [labels.index(c) for c in range(6)]]
     torch.testing.assert_close(cosines, torch.tensor(outputs["test_cosines_numpy"]), atol=1e-4, rtol=0)
+    assert cosines.argmax(1).tolist() == outputs["test_argmax_numpy"]
 
 
 @pytest.mark.parametrize("run", ["official", "long_lr1", "official_base3"])
@@ -122,6 +130,9 @@ def test_sampling_has_the_stated_means_and_stds(extra: float, block: str) -> Non
     v, columns = learner.sample(20, 20)
     assert learner.classes_[columns].tolist() == case["outputs"]["labels_20"]  # class after class, K each
     assert list(v.shape) == case["outputs"]["shape_20"]
+    _, columns = learner.sample(100, 500)  # the reference's defaults, for base and novel classes
+    counts = case["outputs"]["labels_default_counts"]
+    assert columns.bincount().tolist() == [counts[str(label)] for label in learner.classes_.tolist()]
     v, columns = learner.sample(20000, 20000)
     scale = torch.tensor(case[block]["scale_used" if extra else "scale"])
     for c in range(5):
@@ -382,6 +393,68 @@ def test_refine_every_needs_no_session_end() -> None:
     assert learner.pending_.item() == 1
 
 
+def test_shrunk_covariance_is_that_of_rda() -> None:
+    learner = taught(4, 2, covariance="shrunk", power=1.0, prior=2.0, ridge=0.01, std_floor=1e-6, end=False)
+    rival: RDA = on_features(RDA, D, stages=None, power=1.0, prior=2.0, ridge=0.01)
+    z, y = blobs(6, 12, D)
+    rival.learn(z.float(), y)
+    v, columns = learner.sample(40000, 40000)
+    for column, label in enumerate(learner.classes_.tolist()):
+        expected = rival.class_covariances(torch.tensor([rival.classes_.tolist().index(label)]))[0]
+        found = torch.cov(v[columns == column].double().T)
+        torch.testing.assert_close(found, expected, atol=0.03 * float(expected.diagonal().max()), rtol=0)
+
+
+def test_a_class_of_one_image_is_sampled_with_the_shared_covariance() -> None:
+    learner: DSR = on_features(DSR, D, dim=HIGH, power=1.0, covariance="shrunk", recipe={"head_epochs": 0})
+    z, y = blobs(4, 50, D)
+    learner.fit_base_features([(z.float(), y)])
+    learner.learn(z.float()[:1], torch.tensor([9]))
+    v, columns = learner.sample(0, 40000)
+    shared = learner.vanilla.shared_covariance(unbiased=True)
+    found = torch.cov(v[columns == 4].double().T)
+    torch.testing.assert_close(found, shared, atol=0.03 * float(shared.diagonal().max()), rtol=0)
+    torch.testing.assert_close(v.mean(0), z.float()[0], atol=0.03, rtol=0)
+
+
+def test_factors_are_made_anew_when_a_class_gets_images() -> None:
+    learner = taught(covariance="shrunk", end=False)
+    learner.sample(1, 1)
+    z, _ = blobs(7, 5, D, seed=3)
+    learner.learn(100 * z.float()[:10], torch.full((10,), 5))
+    v, columns = learner.sample(0, 2000)
+    wide = v[columns == learner.classes_.tolist().index(5)].std(0).mean()
+    assert wide > 1.5 * v[columns == learner.classes_.tolist().index(4)].std(0).mean()
+
+
+def test_contrast_in_the_upper_level_is_cross_entropy_over_the_cosines() -> None:
+    learner = taught(upper="contrast", upper_tau=0.05, iterations=0)
+    v, columns = learner.sample(10, 10)
+    learner.sample = lambda n_base, n_novel: (v, columns)  # type: ignore[method-assign]
+    cosines = torch.cosine_similarity(learner.project(v)[:, None], learner.high.mean.float()[None], dim=2) / 0.05
+    expected = (cosines.exp().sum(1).log() - cosines[torch.arange(60), columns]).mean()
+    optimizer = torch.optim.SGD(learner.projection.parameters(), 0.05)
+    for _ in range(10):
+        learner.upper_level(learner.high.mean.float(), optimizer)
+    losses = learner.log_["upper_loss"]
+    assert losses[0] == pytest.approx(expected.item(), rel=1e-4)  # type: ignore[index]
+    assert losses[-1] < losses[0]  # type: ignore[index,operator]
+
+
+def test_several_stages_get_a_projection_of_their_own_behind_the_same_network() -> None:
+    plain, deep = fitted(), fitted(stages=[2, 3, 4])
+    assert deep.projection.dim == 16 + 32 + 64
+    for name, tensor in plain.network.state_dict().items():
+        assert torch.equal(tensor, deep.network.state_dict()[name]), name  # the base session is the same
+    assert deep.projection.layer1[1].num_batches_tracked > 0  # trained, on features
+    learn(deep)
+    x = easy_images(NOVEL_LABELS, 2, seed=5)[0]
+    cosines = torch.nn.functional.cosine_similarity(
+        deep.project(tukey(deep.features(x), 0.5))[:, None], deep.high.mean.float()[None], dim=2
+    )
+    torch.testing.assert_close(deep.decision_function(x), cosines, atol=1e-5, rtol=0)
+
+
 def test_full_covariance_keeps_correlations_that_the_diagonal_loses() -> None:
     draw = torch.Generator().manual_seed(0)
     shared = torch.randn(400, 1, generator=draw)
@@ -422,8 +495,12 @@ def test_presets_build(preset: str) -> None:
         ({"phi": "square"}, "exp or doubleexp"),
         ({"rho": 2}, "rho must be from 0 to 1, not 2"),
         ({"iterations": -1}, "iterations must be 0 or more, not -1"),
-        ({"covariance": "shared"}, "diagonal, full, not 'shared'"),
+        ({"covariance": "shared"}, "diagonal, full, shrunk, not 'shared'"),
         ({"samples": 0}, "samples must be above 0"),
+        ({"upper": "ce"}, "align, contrast, not 'ce'"),
+        ({"outer_momentum": 1.5}, "outer_momentum must be from 0 to 1, not 1.5"),
+        ({"prior": 0.0}, "prior must be above 0, not 0.0"),
+        ({"stages": [5]}, "has stages 1 to 4"),
     ],
 )
 def test_wrong_parameters_are_refused(params: dict[str, Any], message: str) -> None:

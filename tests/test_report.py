@@ -279,6 +279,18 @@ def test_page_draws_convergence_only_when_it_was_logged() -> None:
     assert "2 lines." in words
 
 
+def test_page_shows_how_orthogonal_prototypes_are_before_and_after() -> None:
+    log = {"cosine_before": [0.5, 0.25], "cosine_after": [0.4, 0.125]}
+    html = page(summarise([result(log=log)]))
+    words = read(html).words
+    assert "Mean absolute cosine between prototypes" in words
+    assert "At the end 0.2500 before and 0.1250 after; 0 is orthogonal." in words
+    for figure in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(figure)
+    one_side = page(summarise([result(log={"cosine_before": [0.5]})]))
+    assert "Mean absolute cosine" not in read(one_side).words
+
+
 def test_every_figure_is_well_formed() -> None:
     log = {"lower_loss": [0.0], "upper_loss": [[], [2.0, 1.0]]}
     html = page(summarise([seeded(0, 0.4), seeded(1, 0.5), result(0.0, 0.0, done=1, method="b"), result(log=log)]))

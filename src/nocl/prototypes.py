@@ -107,12 +107,14 @@ class ClassStats(nn.Module):
         scatter, count = (self.scatter, self.count) if columns is None else (self.scatter[columns], self.count[columns])
         return scatter / (count - int(unbiased)).clamp_min(1)[:, None, None]
 
-    def shared_covariance(self) -> Tensor:
-        """The covariance within classes, pooled over all samples [d, d]: divided by their number."""
+    def shared_covariance(self, *, unbiased: bool = False) -> Tensor:
+        """The covariance within classes, pooled over all samples [d, d]: divided by their number, or by that less one
+        for each class."""
         if self.spread not in ("full", "shared"):
             raise ValueError(f"a shared covariance needs spread='full' or 'shared', not {self.spread!r}")
         total = self.scatter.sum(0) if self.spread == "full" else self.scatter
-        return total / self.count.sum().clamp_min(1)
+        lost = int(unbiased) * (self.count > 0).sum()
+        return total / (self.count.sum() - lost).clamp_min(1)
 
     def _scatter_within(self, deviations: Tensor, inverse: Tensor, n: int) -> Tensor:
         if self.spread == "none":
@@ -141,6 +143,18 @@ class ClassStats(nn.Module):
             self.scatter += scatter + (weight * shift).T @ shift
         self.mean[classes] += (counts / whole)[:, None] * shift
         self.count[classes] = after.long()
+
+
+def shrink_covariances(scatter: Tensor, count: Tensor, shared: Tensor, prior: float) -> Tensor:
+    """Covariances [C, d, d] of classes with this scatter and count, shrunk to the shared one [d, d] (Friedman 1989).
+
+    The shared one weighs as much as ``prior`` images, so a class of one image has it and one of many its own.
+
+    >>> shrink_covariances(torch.tensor([[[8.0]]]), torch.tensor([3]), torch.tensor([[1.0]]), prior=2.0)
+    tensor([[[2.5000]]])
+    """
+    freedom = (count - 1).clamp_min(0).to(scatter)
+    return (scatter + prior * shared) / (freedom + prior)[:, None, None]
 
 
 def check_features(z: Tensor, dim: int) -> None:

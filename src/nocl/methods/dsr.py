@@ -34,19 +34,20 @@ A class that comes back later goes on averaging into its prototypes, refined or 
 projected values, N rows.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nocl import linalg
 from nocl.batch import JSON, Batch
 from nocl.learner import FrozenLearner
-from nocl.losses import Phi, alignment, deviation, mean_absolute_cosine, penalty, separation
+from nocl.losses import Phi, alignment, cosface, deviation, mean_absolute_cosine, penalty, separation
 from nocl.nets.projection import Projection
 from nocl.pretrain import Objective, Recipe, Strategy, Trained, heads_on_features
-from nocl.prototypes import ClassStats, tukey
+from nocl.prototypes import ClassStats, shrink_covariances, tukey
 from nocl.seeding import seed_from
 
 PRESETS: dict[str, dict[str, JSON]] = {
@@ -87,7 +88,12 @@ class DSR(FrozenLearner):
         deviation: float = 0.0,
         align: bool = True,
         outer_lr: float = 0.01,
-        covariance: Literal["diagonal", "full"] = "diagonal",
+        outer_momentum: float = 0.0,
+        upper: Literal["align", "contrast"] = "align",
+        upper_tau: float = 0.1,
+        covariance: Literal["diagonal", "full", "shrunk"] = "diagonal",
+        prior: float = 3.0,
+        ridge: float = 0.001,
         std_floor: float = 1e-4,
         base_std_extra: float = 0.0,
         clip_negative: bool = False,
@@ -95,6 +101,7 @@ class DSR(FrozenLearner):
         proto_rate: float = 0.1,
         proto_samples: int = 1000,
         refine_every: int = 0,
+        stages: Sequence[int] | None = None,
         backbone: str = "reduced_resnet18",
         weights: str | None = None,
         recipe: Mapping[str, JSON] | None = None,
@@ -103,7 +110,9 @@ class DSR(FrozenLearner):
     ) -> None:
         """``refine`` and ``align`` switch the lower and the upper level; ``base_samples`` and ``novel_samples``
         default to ``samples``; ``refine_every`` batches, for streams without sessions."""
-        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
+        super().__init__(
+            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
+        )
         self.power, self.dim, self.iterations, self.samples = power, dim, iterations, samples
         self.base_samples, self.novel_samples = base_samples, novel_samples
         self.refine, self.inner_steps, self.inner_lr, self.inner_momentum = (
@@ -113,21 +122,28 @@ class DSR(FrozenLearner):
             inner_momentum,
         )
         self.rho, self.phi, self.phi_scale, self.deviation = rho, phi, phi_scale, deviation
-        self.align, self.outer_lr, self.covariance = align, outer_lr, covariance
+        self.align, self.outer_lr, self.outer_momentum = align, outer_lr, outer_momentum
+        self.upper, self.upper_tau = upper, upper_tau
+        self.covariance, self.prior, self.ridge = covariance, prior, ridge
         self.std_floor, self.base_std_extra, self.clip_negative = std_floor, base_std_extra, clip_negative
         self.proto_update, self.proto_rate, self.proto_samples = proto_update, proto_rate, proto_samples
         self.refine_every = refine_every
         self._check()
         self.full_recipe = self.full_recipe.with_changes({"power": power, "projection": dim})
         self.projection = Projection(self.feature_dim, dim, seed=seed_from(seed, "projection")).eval()
-        self.vanilla = ClassStats(self.feature_dim, covariance)
+        self.vanilla = ClassStats(self.feature_dim, "diagonal" if covariance == "diagonal" else "full")
+        self._factored: linalg.Cached[Tensor] = linalg.Cached()
         self.high = ClassStats(dim)
         self.register_buffer("pending_", torch.zeros((), dtype=torch.int64))
 
     # --- the base session -------------------------------------------------------------------------------------
 
+    def needs_heads(self) -> bool:
+        return self.stages is None  # the base session's projection takes the last stage; others need one of their own
+
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
-        if type(trained.objective) is not Objective:  # a bare one has trained nothing: only features are at hand
+        # a bare objective has trained nothing: only features are at hand
+        if self.stages is None and type(trained.objective) is not Objective:
             self._take_projection(trained.objective)
         super().after_base(trained, base)
 
@@ -172,7 +188,7 @@ class DSR(FrozenLearner):
         h = self.high.mean.float()  # [K, D]
         self._note("cosine_before", mean_absolute_cosine(h).item())
         start = h[novel].clone()
-        optimizer = torch.optim.SGD(self.projection.parameters(), self.outer_lr)
+        optimizer = torch.optim.SGD(self.projection.parameters(), self.outer_lr, self.outer_momentum)
         for _ in range(self.iterations):
             if self.refine:
                 h[novel] = self.lower_level(h[: novel.start], h[novel], start)
@@ -211,7 +227,12 @@ class DSR(FrozenLearner):
         n_base = self.samples if self.base_samples is None else self.base_samples
         n_novel = self.samples if self.novel_samples is None else self.novel_samples
         v, columns = self.sample(n_base, n_novel)
-        loss = alignment(self.projection.eval()(v), h[columns])
+        high = self.projection.eval()(v)
+        if self.upper == "align":
+            loss = alignment(high, h[columns])
+        else:
+            cosines = F.normalize(high, dim=1) @ F.normalize(h, dim=1).T  # [N, K]
+            loss = cosface(cosines, columns, 1 / self.upper_tau, margin=0.0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -227,8 +248,9 @@ class DSR(FrozenLearner):
         columns = columns.to(self.device)
         std = self.vanilla.std()
         scale = (std + self.base_std_extra * is_base.to(std)[:, None]).clamp_min(self.std_floor)  # [K, d]
-        if self.covariance == "full":
-            factors = self._factors(scale.square() - std.square())
+        if self.covariance != "diagonal":
+            state = (self.vanilla.scatter, self.vanilla.count, self.n_base_)
+            factors = self._factored.get(state, lambda: self._factors(scale.square() - std.square()))
             blocks = zip(noise.split(counts.tolist()), factors)
             noise = torch.cat([block @ factor.T for block, factor in blocks])
         else:
@@ -280,10 +302,14 @@ class DSR(FrozenLearner):
 
     def _factors(self, extra: Tensor) -> Tensor:
         """Cholesky factors [K, d, d] of the class covariances with ``extra`` [K, d] added to their variances."""
-        jitter = self.std_floor**2
-        shifted = self.vanilla.covariance() + torch.diag_embed(extra + jitter)
-        factors: Tensor = torch.linalg.cholesky(shifted)
-        return factors.float()
+        covariance = self.vanilla.covariance()
+        if self.covariance == "shrunk":  # as in rda
+            shared = self.vanilla.shared_covariance(unbiased=True)
+            prior = self.prior * self.feature_dim
+            covariance = shrink_covariances(self.vanilla.scatter, self.vanilla.count, shared, prior)
+            extra = extra + self.ridge * shared.trace() / self.feature_dim
+        shifted = covariance + torch.diag_embed(extra + self.std_floor**2)
+        return linalg.cholesky(shifted, "dsr's class covariances").float()
 
     def _take_projection(self, objective: Objective) -> None:
         if not isinstance(objective, Strategy) or objective.projection is None:
@@ -297,16 +323,20 @@ class DSR(FrozenLearner):
 
     def _check(self) -> None:
         penalty(torch.zeros(()), self.phi)
-        choices = {"covariance": ("diagonal", "full"), "proto_update": ("none", "replace", "ema")}
+        choices = {
+            "covariance": ("diagonal", "full", "shrunk"),
+            "proto_update": ("none", "replace", "ema"),
+            "upper": ("align", "contrast"),
+        }
         for name, valid in choices.items():
             if getattr(self, name) not in valid:
                 raise ValueError(f"{name} must be one of {', '.join(valid)}, not {getattr(self, name)!r}")
-        for name in ("dim", "samples", "proto_samples", "std_floor"):
+        for name in ("dim", "samples", "proto_samples", "std_floor", "upper_tau", "prior"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("iterations", "inner_steps", "inner_lr", "outer_lr", "base_std_extra", "refine_every"):
+        for name in ("iterations", "inner_steps", "inner_lr", "outer_lr", "base_std_extra", "ridge", "refine_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("rho", "proto_rate"):
+        for name in ("rho", "proto_rate", "outer_momentum"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from nocl import linalg
 from nocl.batch import JSON
 from nocl.learner import FrozenLearner, Learner, UnsupportedError
-from nocl.prototypes import ClassStats, check_features, tukey
+from nocl.prototypes import ClassStats, check_features, shrink_covariances, tukey
 from nocl.shapes import ClassShapes
 
 STORAGES = ("full", "lowrank", "shared", "mean")
@@ -209,18 +209,15 @@ class RDA(FrozenLearner):
         shared, ridge = self._within()
         if not self.has_shapes:
             return (shared + ridge).expand(len(columns), -1, -1)
-        freedom = (self.stats.count[columns] - 1).clamp_min(0).double()
         own = self.shapes.scatter(columns, self.stats.count)
-        prior = self.prior * self.feature_dim
-        return (own + prior * shared) / (freedom + prior)[:, None, None] + ridge
+        return shrink_covariances(own, self.stats.count[columns], shared, self.prior * self.feature_dim) + ridge
 
     def _within(self) -> tuple[Tensor, Tensor]:
         """S and the ridge matrix, each float64 [d, d]."""
         eye = torch.eye(self.feature_dim, dtype=torch.float64, device=self.stats.mean.device)
         if self.storage == "mean":
             return eye, torch.zeros_like(eye)
-        freedom = (self.stats.count.sum() - (self.stats.count > 0).sum()).clamp_min(1)
-        shared = self.stats.scatter / freedom
+        shared = self.stats.shared_covariance(unbiased=True)
         return shared, (self.ridge * shared.trace() / self.feature_dim).clamp_min(_TINY) * eye
 
     def _derive(self) -> "_Rule":

@@ -118,7 +118,7 @@ def _run(run: RunResult, row: Summary, *, unfold: bool) -> str:
         f"<div>{_tags(run)}</div>",
         html_table(*session_rows(run)),
         f'<div class="pair">{_matrix(run)}{_confusion(run)}{_time(run)}{_state(run)}',
-        f"{_convergence(run)}</div>",
+        f"{_convergence(run)}{_cosines(run)}</div>",
         _facts("Parameters", run.params),
         _facts("Base", run.base),
         _facts("Stream", run.stream),
@@ -214,6 +214,20 @@ def _convergence(run: RunResult) -> str:
             notes = [f"{len(lines)} lines."] * (len(lines) > 1) + [f"Means of {every} steps."] * (every > 1)
             drawn += _figure(title, chart, " ".join(notes))
     return drawn
+
+
+def _cosines(run: RunResult) -> str:
+    """How near to orthogonal the prototypes are when a session ends, before and after their refinement."""
+    lines = [_logged(run.log.get(name)) for name in ("cosine_before", "cosine_after")]
+    if any(len(line) != 1 for line in lines):
+        return ""
+    (before,), (after,) = lines
+    names = ("before refinement", "after")
+    series = [svg.Series(name, line) for name, line in zip(names, (before, after))]
+    chart = svg.line_chart(series, x_label="refinement", y_label="mean |cosine|", percent=False, height=180)
+    keys = "".join(f"<span>{svg.swatch(index)}{name}</span>" for index, name in enumerate(names))
+    caption = f"At the end {before[-1]:.4f} before and {after[-1]:.4f} after; 0 is orthogonal."
+    return _figure("Mean absolute cosine between prototypes", f'<p class="keys">{keys}</p>{chart}', caption)
 
 
 def _logged(value: JSON) -> list[list[float]]:
