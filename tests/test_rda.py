@@ -11,7 +11,9 @@ from nocl.batch import JSON
 from nocl.checkpoint import load, save
 from nocl.checks import LEARNER_CHECKS
 from nocl.methods.rda import RDA
+from nocl.prototypes import tukey
 from nocl.seeding import generator
+from nocl.shortlist import Shortlist
 
 D = 8 * (2 + 4 + 8)  # tiny_resnet18, stages 2, 3, 4
 
@@ -180,23 +182,83 @@ def test_a_low_rank_class_goes_on_from_where_it_was() -> None:
     torch.testing.assert_close(parted.score(query), straight.score(query), rtol=1e-2, atol=1e-2)
 
 
-def test_shortlist_agrees_where_it_is_long_enough_and_ranks_the_rest_below() -> None:
-    z, y = gaussians([30] * 12)
-    query = gaussians([5] * 12, seed=1)[0]
-    every, short = taught(rda(shortlist=None), z, y), taught(rda(shortlist=4), z, y)
+def alike(n: int, images: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Positive features of classes whose means lie close and whose sizes and shapes differ: hard to shortlist."""
+    draw, z = generator(seed, "alike"), []
+    for c in range(n):
+        own = generator(c, "alike shape")
+        mixing = (0.5 + c % 3) * torch.randn(D, D, generator=own) / D**0.5
+        z.append(torch.randn(images, D, generator=draw) @ mixing + 0.2 * torch.randn(D, generator=own))
+    return (torch.cat(z) + 10).clamp_min(0), torch.arange(n).repeat_interleave(images)
+
+
+@pytest.mark.parametrize(
+    ("params", "agreement"),
+    [({}, 0.99), ({"log_determinant": True}, 0.99), ({"storage": "lowrank", "rank": 12}, 0.95)],
+)
+def test_shortlist_gives_the_exhaustive_answer_and_ranks_the_rest_below(
+    params: dict[str, object], agreement: float
+) -> None:
+    z, y = alike(48, 40)
+    query = alike(48, 10, seed=1)[0]
+    every, short = (taught(rda(shortlist=m, prior=0.3, power=1.0, **params), z, y, size=480) for m in (None, 16))
+    every.end_session()
+    short.end_session()
     exact, scores = every.score(query), short.score(query)
-    same = scores.isclose(exact, rtol=1e-4, atol=1e-3)
-    assert bool((same.sum(1) >= 4).all())  # four exact scores in every row
-    shared = taught(rda(storage="shared"), z, y).score(query)
-    listed = torch.zeros_like(same).scatter_(1, shared.topk(4).indices, True)
-    assert bool(
-        (scores.masked_fill(~listed, float("inf")).amin(1) >= scores.masked_fill(listed, float("-inf")).amax(1)).all()
-    )
-    best = scores.argmax(1)
-    assert bool(listed.gather(1, best[:, None]).all())
-    where_listed = listed.gather(1, exact.argmax(1, keepdim=True))[:, 0]
-    assert torch.equal(best[where_listed], exact.argmax(1)[where_listed])
-    assert int(where_listed.sum()) > 0.9 * len(query)
+    assert float((exact.argmax(1) == scores.argmax(1)).double().mean()) > agreement
+    ranked = scores.sort(1, descending=True).values
+    assert bool((ranked[:, 15] - ranked[:, 16] > 0.9).all())  # a step between the exact ones and the rest
+    listed = scores.topk(16).indices
+    torch.testing.assert_close(scores.gather(1, listed), exact.gather(1, listed), rtol=1e-3, atol=1e-2)
+
+
+def test_shared_scores_alone_would_miss_what_the_shortlist_finds() -> None:
+    z, y = alike(48, 40)
+    query = alike(48, 10, seed=1)[0]
+    learner = taught(rda(shortlist=10, prior=0.3, power=1.0), z, y, size=480)
+    learner.score(query)
+    rule = learner._rule._value
+    assert rule is not None
+    learner.shortlist = None
+    best = learner.score(query).argmax(1, keepdim=True)
+    shared, rough = rule.shared_scores(query), learner._rough_scores(query, rule)
+    missed = [float((scores.topk(10).indices != best).all(1).double().mean()) for scores in (shared, rough)]
+    assert missed[0] > 0.1
+    assert missed[1] < 0.01
+
+
+def test_shortlist_of_all_classes_is_the_exhaustive_search() -> None:
+    z, y = gaussians([30] * 5)
+    query = gaussians([5] * 5, seed=1)[0]
+    every = taught(rda(shortlist=None), z, y).score(query)
+    for m in (5, 50):
+        assert torch.equal(taught(rda(shortlist=m), z, y).score(query), every)
+
+
+def test_shortlist_distances_are_exact_with_as_many_quadrics_as_classes() -> None:
+    draw = generator(0, "quadrics")
+    mixing = torch.randn(9, 6, 12, generator=draw)
+    precisions, means = mixing @ mixing.mT, torch.randn(9, 6, generator=draw)
+    table = Shortlist(means, torch.rand(6, generator=draw) + 0.5, lambda part: precisions[part])
+    u = torch.randn(700, 6, generator=draw)
+    away = u[:, None] - means
+    expected = (away[:, :, None] @ precisions @ away[:, :, :, None])[:, :, 0, 0]
+    torch.testing.assert_close(table.distances(u), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("log_determinant", [False, True])
+def test_low_rank_scores_equal_those_of_the_dense_covariances(log_determinant: bool) -> None:
+    z, y = gaussians([1, 2, 40, 80])
+    more, labels = gaussians([0, 3, 9, 30], seed=3)
+    learner = rda(storage="lowrank", rank=5, shortlist=None, log_determinant=log_determinant)
+    taught(learner, z, y).end_session()
+    taught(learner, more, labels).end_session()  # the shared covariance has left the reference behind
+    query = gaussians([5] * 4, seed=1)[0]
+    covariances = learner.class_covariances(torch.arange(4))
+    away = tukey(query, learner.power).double()[:, None] - learner.stats.mean
+    distance = (away[:, :, None] @ torch.linalg.inv(covariances) @ away[:, :, :, None])[:, :, 0, 0]
+    expected = D / learner.stats.count - distance - log_determinant * torch.logdet(covariances)
+    torch.testing.assert_close(learner.score(query).double(), expected, rtol=1e-3, atol=1e-2)
 
 
 def test_a_new_class_of_one_image_is_recognised_at_once_and_spoils_nothing() -> None:

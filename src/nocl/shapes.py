@@ -15,6 +15,7 @@ from nocl import linalg
 from nocl.prototypes import ClassStats
 
 _MATRICES_AT_ONCE = 64  # dense float64 matrices held at once: 40 MB at d = 280
+_PAIRS_AT_ONCE = 512  # pairs of an image and a class scored at once: 14 MB at d = 280, r = 24
 
 
 class ClassShapes(nn.Module):
@@ -165,3 +166,51 @@ class ClassShapes(nn.Module):
         if isinstance(saved, Tensor) and saved.ndim == 2 and saved.shape[1] == self.triangle.shape[1]:
             self.triangle = self.triangle.new_zeros(saved.shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class LowRankInverses:
+    """Inverses of shrunk low-rank covariances, never made dense.
+
+    A class's covariance (1 - l) (R + B U^T diag(w - 1) U B^T) + l S + ridge is, in coordinates u = G z where S + ridge
+    is I and R + ridge is diag(s), a diagonal t = (1 - l) s + l plus r directions; by Woodbury's identity its inverse is
+    diag(1/t) - F^T diag(e) F. ``share`` is l [K], ``root`` an A with A^T A = (S + ridge)^-1.
+    """
+
+    def __init__(self, shapes: ClassShapes, share: Tensor, root: Tensor, ridge: Tensor) -> None:
+        factor = shapes.reference
+        values, vectors = torch.linalg.eigh(root @ (factor @ factor.T + ridge) @ root.T)
+        self.basis = vectors.mT @ root  # G, float64 [d, d]
+        self.scale = (1 - share)[:, None] * values + share[:, None]  # t, float64 [K, d]
+        self.rows = torch.zeros_like(shapes.directions)  # F
+        self.energies = torch.zeros_like(shapes.weights)  # e
+        self.sizes = self.scale.log().sum(1) - 2 * torch.linalg.slogdet(root).logabsdet  # log-determinants [K]
+        turn = factor.T @ self.basis.T
+        for part in torch.arange(len(shapes), device=share.device).split(_MATRICES_AT_ONCE):
+            sides = shapes.directions[part].double() @ turn  # [C, r, d]
+            weights = (1 - share[part])[:, None] * (shapes.weights[part].double() - 1)
+            self._invert(part, sides, weights)
+        self.inverse_scale = (1 / self.scale).float()
+
+    def _invert(self, part: Tensor, sides: Tensor, weights: Tensor) -> None:
+        scaled = sides / self.scale[part, None, :]
+        system = weights[:, :, None] * (scaled @ sides.mT) + torch.diag_embed(torch.ones_like(weights))
+        inner = torch.linalg.solve(system, torch.diag_embed(weights))
+        energies, turned = torch.linalg.eigh((inner + inner.mT) / 2)
+        self.rows[part] = (turned.mT @ scaled).float()
+        self.energies[part] = energies.float()
+        self.sizes[part] += torch.linalg.slogdet(system).logabsdet
+
+    def dense(self, columns: Tensor) -> Tensor:
+        """Inverse covariances in the coordinates u, float32 [C, d, d]."""
+        rows = self.rows[columns]
+        return torch.diag_embed(self.inverse_scale[columns]) - (rows * self.energies[columns, :, None]).mT @ rows
+
+    def distances(self, u: Tensor, means: Tensor, columns: Tensor) -> Tensor:
+        """Squared distances [B, m] of u [B, d] to the classes ``columns`` [B, m], whose means [K, d] are given."""
+        images = max(1, _PAIRS_AT_ONCE // max(1, columns.shape[1]))
+        return torch.cat([self._distances(a, means, c) for a, c in zip(u.split(images), columns.split(images))])
+
+    def _distances(self, u: Tensor, means: Tensor, columns: Tensor) -> Tensor:
+        away = u[:, None] - means[columns]  # [B, m, d]
+        along = (self.rows[columns] @ away[:, :, :, None])[:, :, :, 0]  # [B, m, r]
+        return (away.square() * self.inverse_scale[columns]).sum(2) - (along.square() * self.energies[columns]).sum(2)

@@ -28,8 +28,8 @@ triangle; ``lowrank``, the ``rank`` directions in which it differs most from the
 ``shared``, nothing, so that all classes have the shared covariance (streaming LDA); ``mean``, nothing and no shared
 covariance either (nearest mean).
 
-``shortlist`` classes with the best shared-covariance scores, found by one matrix product, get their exact score; the
-others are put below them in the order of their shared scores. None scores every class exactly.
+``shortlist`` classes with the best approximate scores, found by one matrix product (:mod:`nocl.shortlist`), get their
+exact score; the others are put below them in the order of their approximate scores. None scores every class exactly.
 
 Where we differ from Friedman: his second parameter shrinks to a multiple of I by a fraction, ours is a small constant
 ridge, since the shared covariance is well conditioned; his shrinkage weighs by total counts with one fraction for all
@@ -48,11 +48,13 @@ from nocl import linalg
 from nocl.batch import JSON
 from nocl.learner import FrozenLearner, Learner, UnsupportedError
 from nocl.prototypes import ClassStats, check_features, shrink_covariances, tukey
-from nocl.shapes import ClassShapes
+from nocl.shapes import ClassShapes, LowRankInverses
+from nocl.shortlist import Shortlist
 
 STORAGES = ("full", "lowrank", "shared", "mean")
 _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
+_FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     # found by `python benchmarks/tune_rda.py` on training images of the base classes alone
@@ -170,7 +172,7 @@ class RDA(FrozenLearner):
         everything = torch.arange(len(self.stats), device=self.device)
         rule = self._derive()
         if not self.has_shapes:
-            return _Portable(self.power, rule.mean, rule.root[None], -rule.noise)
+            return _Portable(self.power, rule.mean, rule.basis.to(rule.mean)[None], -rule.noise)
         self._factorise(rule, everything)
         roots, sizes = zip(*(rule.exact[c] for c in everything.tolist()))
         return _Portable(
@@ -193,10 +195,12 @@ class RDA(FrozenLearner):
         z = tukey(z, self.power)
         state = (self.stats.mean, self.stats.count, self.shapes.row, self.shapes.triangle)
         rule = self._rule.get(state, self._derive)
-        scores = rule.shared_scores(z)  # [B, K]
         if self.has_shapes:
             wanted = len(self.stats) if self.shortlist is None else min(self.shortlist, len(self.stats))
-            scores = self._exact_scores(z, scores, rule, wanted)
+            rough = self._rough_scores(z, rule) if wanted < len(self.stats) else rule.shared_scores(z)
+            scores = self._exact_scores(z, rough, rule, wanted)
+        else:
+            scores = rule.shared_scores(z)  # [B, K]
         return scores.masked_fill(self.stats.count == 0, float("-inf"))
 
     def shared_covariance(self) -> Tensor:
@@ -212,6 +216,11 @@ class RDA(FrozenLearner):
         own = self.shapes.scatter(columns, self.stats.count)
         return shrink_covariances(own, self.stats.count[columns], shared, self.prior * self.feature_dim) + ridge
 
+    def _shares(self) -> Tensor:
+        """l_c, the weight of the shared covariance, float64 [K]."""
+        prior = self.prior * self.feature_dim
+        return prior / ((self.stats.count - 1).clamp_min(0).double() + prior)
+
     def _within(self) -> tuple[Tensor, Tensor]:
         """S and the ridge matrix, each float64 [d, d]."""
         eye = torch.eye(self.feature_dim, dtype=torch.float64, device=self.stats.mean.device)
@@ -225,36 +234,81 @@ class RDA(FrozenLearner):
         noise = self.feature_dim / self.stats.count.clamp_min(1)
         if not self.unbiased or self.storage == "mean":  # without a covariance nobody knows how noisy a mean is
             noise = torch.zeros_like(noise)
-        return _Rule(self.stats.mean, root, noise)
+        low = None
+        if self.storage == "lowrank" and bool(self.shapes.reference.any()):
+            low = LowRankInverses(self.shapes, self._shares(), root, self._within()[1])
+        return _Rule(self.stats, root, noise, low)
 
-    def _exact_scores(self, z: Tensor, shared: Tensor, rule: "_Rule", wanted: int) -> Tensor:
+    def _rough_scores(self, z: Tensor, rule: "_Rule") -> Tensor:
+        """Approximate scores of all classes [B, K]."""
+        if rule.shortlist is None:
+            share = self.stats.count[:, None] / self.stats.count.sum()
+            spread = 1 + (share * rule.seen.square()).sum(0)  # within classes it is I
+            rule.shortlist = Shortlist(rule.seen, spread, lambda part: self._precisions(part, rule))
+        distance = rule.shortlist.distances(rule.coordinates(z))
+        return rule.noise - distance - rule.sizes
+
+    def _precisions(self, columns: Tensor, rule: "_Rule") -> Tensor:
+        """Inverse covariances in the coordinates of the rule, float32 [C, d, d]."""
+        closed = self._closed(columns, rule)
+        out = rule.mean.new_empty(len(columns), self.feature_dim, self.feature_dim)
+        if rule.low is not None and bool(closed.any()):
+            out[closed] = rule.low.dense(columns[closed])
+            rule.sizes[columns[closed]] = rule.low.sizes[columns[closed]].to(rule.sizes) * self.log_determinant
+        if not bool(closed.all()):
+            roots, sizes = self._roots(columns[~closed])
+            rule.sizes[columns[~closed]] = sizes.to(rule.sizes)
+            if len(self.stats) <= _FACTORS_KEPT:
+                rule.keep(columns[~closed], roots, sizes)
+            seen = torch.linalg.solve(rule.basis, roots, left=False).to(out)  # A G^-1
+            out[~closed] = seen.mT @ seen
+        return out
+
+    def _exact_scores(self, z: Tensor, rough: Tensor, rule: "_Rule", wanted: int) -> Tensor:
         """Exact scores of the ``wanted`` best classes of each image; the others below them in their old order."""
-        best = shared.masked_fill(self.stats.count == 0, float("-inf")).topk(wanted).indices  # [B, wanted]
-        columns, order = best.flatten().sort(stable=True)
+        best = rough.masked_fill(self.stats.count == 0, float("-inf")).topk(wanted).indices  # [B, wanted]
+        closed = self._closed(best, rule)
+        out = torch.full_like(rough, float("nan"))
+        if rule.low is not None and bool(closed.any()):
+            distance = rule.low.distances(rule.coordinates(z), rule.seen, best)
+            sizes = rule.low.sizes.float()[best] if self.log_determinant else 0
+            out.scatter_(1, best, rule.noise[best] - distance - sizes)
+        self._score_dense(z, best, ~closed, rule, out)
+        if wanted == len(self.stats):
+            return out
+        left = torch.ones_like(out, dtype=torch.bool).scatter_(1, best, False)
+        floor = out.masked_fill(left, float("inf")).amin(1, keepdim=True)
+        highest = rough.masked_fill(~left, float("-inf")).amax(1, keepdim=True)
+        return torch.where(left, floor + (rough - highest) - 1, out)
+
+    def _score_dense(self, z: Tensor, best: Tensor, wanted: Tensor, rule: "_Rule", out: Tensor) -> None:
+        """Write the scores of those pairs of an image and a class in ``best`` whose class has a dense factor."""
+        if not bool(wanted.any()):
+            return
+        images, places = wanted.nonzero(as_tuple=True)
+        columns, order = best[images, places].sort(stable=True)
         classes, counts = columns.unique_consecutive(return_counts=True)
         self._factorise(rule, classes)
-        out = torch.full_like(shared, float("nan"))
-        for c, pairs in zip(classes.tolist(), order.split(counts.tolist())):
-            rows = pairs // wanted
+        for c, rows in zip(classes.tolist(), images[order].split(counts.tolist())):
             root, log_determinant = rule.exact[c]
             distance = ((z[rows] - rule.mean[c]) @ root.T).square().sum(1)
             out[rows, c] = rule.noise[c] - distance - (log_determinant if self.log_determinant else 0)
-        if wanted == len(self.stats):
-            return out
-        left = out.isnan()
-        floor = out.masked_fill(left, float("inf")).amin(1, keepdim=True)
-        highest = shared.masked_fill(~left, float("-inf")).amax(1, keepdim=True)
-        return torch.where(left, floor + (shared - highest), out)
+
+    def _closed(self, columns: Tensor, rule: "_Rule") -> Tensor:
+        """Which of these classes are in low-rank form."""
+        return (self.shapes.row[columns] < 0) & (rule.low is not None)
 
     def _factorise(self, rule: "_Rule", classes: Tensor) -> None:
         missing = [c for c in classes.tolist() if c not in rule.exact]
         for part in torch.tensor(missing, device=classes.device, dtype=torch.int64).split(_MATRICES_AT_ONCE):
-            if not len(part):
-                continue
-            roots = linalg.inverse_root(self.class_covariances(part), "rda's class covariances")
-            sizes = -2 * torch.linalg.slogdet(roots).logabsdet if self.log_determinant else roots.new_zeros(len(part))
-            for c, root, size in zip(part.tolist(), roots.to(rule.mean), sizes.to(rule.mean)):
-                rule.exact[c] = (root, size)
+            if len(part):
+                rule.keep(part, *self._roots(part))
+
+    def _roots(self, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """Inverse roots, float64 [C, d, d], and log-determinants (zeros where they are not wanted)."""
+        roots = linalg.inverse_root(self.class_covariances(classes), "rda's class covariances")
+        sizes = -2 * torch.linalg.slogdet(roots).logabsdet if self.log_determinant else roots.new_zeros(len(classes))
+        return roots, sizes
 
 
 class _Portable(nn.Module):
@@ -277,19 +331,34 @@ class _Portable(nn.Module):
 
 
 class _Rule:
-    """What scoring needs, derived from the statistics: float32 means and inverse roots, the classes' own on demand."""
+    """What scoring needs, derived from the statistics; the classes' own factors and the shortlist on demand.
 
-    def __init__(self, mean: Tensor, root: Tensor, noise: Tensor) -> None:
-        self.mean, self.root = mean.float(), root.float()
+    Its coordinates have the origin amid the classes and the shared covariance I.
+    """
+
+    def __init__(self, stats: ClassStats, root: Tensor, noise: Tensor, low: LowRankInverses | None) -> None:
+        self.mean, self.low = stats.mean.float(), low
         self.noise = noise.float()  # [K], what the means' noise adds to the distances
-        self.anchors = (mean @ root.T).float()  # [K, d]
+        self.basis = root if low is None else low.basis  # float64 [d, d]
+        centre = (stats.count[:, None] * stats.mean).sum(0) / stats.count.sum().clamp_min(1)
+        self.turn, self.origin = self.basis.float(), (self.basis @ centre).float()
+        self.seen = ((stats.mean - centre) @ self.basis.T).float()  # [K, d], the means
         self.exact: dict[int, tuple[Tensor, Tensor]] = {}  # column: inverse root, log-determinant
+        self.sizes = torch.zeros_like(self.noise)  # [K], log-determinants for the shortlist, if wanted
+        self.shortlist: Shortlist | None = None
+
+    def coordinates(self, z: Tensor) -> Tensor:
+        return z @ self.turn.T - self.origin
+
+    def keep(self, columns: Tensor, roots: Tensor, sizes: Tensor) -> None:
+        """Remember these classes' factors."""
+        for c, root, size in zip(columns.tolist(), roots.to(self.mean), sizes.to(self.mean)):
+            self.exact[c] = (root, size)
 
     def shared_scores(self, z: Tensor) -> Tensor:
         """Scores under the shared covariance [B, K]."""
-        z = z @ self.root.T
-        distance = self.anchors.square().sum(1) - 2 * z @ self.anchors.T + z.square().sum(1, keepdim=True)
-        return self.noise - distance
+        u = self.coordinates(z)
+        return self.noise - (self.seen.square().sum(1) - 2 * u @ self.seen.T + u.square().sum(1, keepdim=True))
 
 
 def _check(prior: float, ridge: float, storage: str, shortlist: int | None) -> None:
