@@ -10,8 +10,6 @@ of the exhaustive search. Writes state_size.json and state_size.svg.
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from bank import Bank, keep, open_bank, parser, percent
 from nocl.batch import JSON
 from nocl.methods.rda import RDA
@@ -19,7 +17,8 @@ from nocl.methods.rda import RDA
 IMAGE_BYTES = 3 * 32 * 32
 RANKS = (0, 4, 8, 16, 24, 48)
 SHORTLIST = 20  # while sizes are compared
-SHORTLISTS = (1, 2, 5, 10, 20, 30, 50)
+SHORTLISTS = (1, 2, 5, 10, 15, 20, 32, 50)
+COMPACT = RDA.presets["compact"]
 
 
 def bytes_per_class(learner: RDA) -> float:
@@ -55,17 +54,18 @@ def measure(bank: Bank, blocks: Sequence[Sequence[int]], name: str, **params: JS
     return point
 
 
-def agreement(bank: Bank, blocks: Sequence[Sequence[int]]) -> dict[str, JSON]:
-    """Per cent of test images on which the shortlist's answer is the exhaustive one."""
-    learner = RDA(shortlist=None)
+def agreement(bank: Bank, blocks: Sequence[Sequence[int]], **params: JSON) -> dict[str, JSON]:
+    """Per cent of test images on which the shortlist's answer is the exhaustive one, for each length."""
+    learner = RDA(shortlist=None, **params)  # type: ignore[arg-type]
     bank.teach_base(learner, blocks[0])
     bank.teach(learner, blocks[1:], size=500)
-    z = bank.test[:, bank.columns(learner.stages)]
-    best = torch.cat([learner.score(part).argmax(1) for part in z.split(500)])
-    learner.storage = "shared"  # the scores that a shortlist is made from
-    ranked = torch.cat([learner.score(part).argsort(1, descending=True) for part in z.split(500)])
-    place = (ranked == best[:, None]).int().argmax(1)  # where the exhaustive answer stands in the shortlist
-    return {str(m): round(100 * float((place < m).double().mean()), 3) for m in SHORTLISTS}
+    best = bank.predict(learner)
+    found: dict[str, JSON] = {}
+    for m in SHORTLISTS:
+        learner.shortlist = m
+        found[str(m)] = round(100 * float((bank.predict(learner) == best).double().mean()), 3)
+    print(params, found, flush=True)
+    return found
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
     keep(
         args.out / "state_size.json", "python benchmarks/state_size.py", bank,
         shortlist=SHORTLIST, points=points, best_below_ten_images=best["name"],
-        shortlist_agreement=agreement(bank, blocks),
+        shortlist_agreement=agreement(bank, blocks), shortlist_agreement_compact=agreement(bank, blocks, **COMPACT),
     )  # fmt: skip
     draw(points, args.out / "state_size.svg")
 

@@ -203,7 +203,8 @@ class LowRankInverses:
     def dense(self, columns: Tensor) -> Tensor:
         """Inverse covariances in the coordinates u, float32 [C, d, d]."""
         rows = self.rows[columns]
-        return torch.diag_embed(self.inverse_scale[columns]) - (rows * self.energies[columns, :, None]).mT @ rows
+        low: Tensor = (rows * self.energies[columns, :, None]).mT @ rows
+        return torch.diag_embed(self.inverse_scale[columns]) - low
 
     def distances(self, u: Tensor, means: Tensor, columns: Tensor) -> Tensor:
         """Squared distances [B, m] of u [B, d] to the classes ``columns`` [B, m], whose means [K, d] are given."""
@@ -213,4 +214,5 @@ class LowRankInverses:
     def _distances(self, u: Tensor, means: Tensor, columns: Tensor) -> Tensor:
         away = u[:, None] - means[columns]  # [B, m, d]
         along = (self.rows[columns] @ away[:, :, :, None])[:, :, :, 0]  # [B, m, r]
-        return (away.square() * self.inverse_scale[columns]).sum(2) - (along.square() * self.energies[columns]).sum(2)
+        whole: Tensor = (away.square() * self.inverse_scale[columns]).sum(2)
+        return whole - (along.square() * self.energies[columns]).sum(2)

@@ -63,7 +63,8 @@ class Shortlist:
         values, vectors = torch.linalg.eigh((left @ left.T).double())
         count = min(QUADRICS, len(sample))
         scale = values[-count:].clamp_min(_TINY).rsqrt()
-        return ((vectors[:, -count:] * scale).T.float() @ left).view(count, self.dim, self.dim)
+        found: Tensor = (vectors[:, -count:] * scale).T.float() @ left
+        return found.view(count, self.dim, self.dim)
 
     def _left(self, precisions: Tensor) -> Tensor:
         """What the diagonals leave, weighted, as rows [C, d d]."""
