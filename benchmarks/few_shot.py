@@ -2,8 +2,10 @@
 
     python benchmarks/few_shot.py --data FOLDER --weights NETWORK
 
-CIFAR-100, 60+4x10, order 0. The base classes have all their images; each novel class has its first n. Writes
-few_shot.json and few_shot.svg; methods already in the file and not asked for again stay in it.
+CIFAR-100, 60+4x10, order 0. The base classes have all their images; each novel class has its first n. Every method has
+its defaults but DSR, whose projection is smaller (``SETTINGS``; trained on base features, as in the arena) so that
+eight runs take minutes. Writes few_shot.json and few_shot.svg; methods already in the file and not asked for again stay
+in it, each with the commit it was made at.
 """
 
 import copy
@@ -15,16 +17,18 @@ from bank import keep, open_bank, parser, percent
 from nocl.batch import JSON
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS, make
+from nocl.results import environment
 
 SHOTS = (1, 2, 5, 10, 20, 50, 100, 500)
+SETTINGS: dict[str, dict[str, JSON]] = {"dsr": {"dim": 256, "recipe": {"objective": "ce"}}}
 
 
 def contenders() -> list[str]:
-    """Methods on frozen features that keep no image and need no head."""
+    """Methods on frozen features that keep no image; of those with a head, the one that can train it on features."""
     return [
         name
         for name, cls in METHODS.items()
-        if issubclass(cls, FrozenLearner) and not cls.stores_exemplars and not cls.uses_head
+        if issubclass(cls, FrozenLearner) and not cls.stores_exemplars and (not cls.uses_head or name in SETTINGS)
     ]
 
 
@@ -51,9 +55,11 @@ def main() -> None:
     args = arguments.parse_args()
     bank, blocks = open_bank(args)
     path = args.out / "few_shot.json"
-    curves: dict[str, list[dict[str, JSON]]] = json.loads(path.read_text())["curves"] if path.exists() else {}
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    curves: dict[str, list[dict[str, JSON]]] = kept.get("curves", {})
+    commits: dict[str, JSON] = kept.get("commits", dict.fromkeys(curves, kept.get("environment", {}).get("commit")))
     for method in args.methods:
-        based = make(method)
+        based = make(method, **SETTINGS.get(method, {}))
         assert isinstance(based, FrozenLearner)
         bank.teach_base(based, blocks[0])
         curves[method] = []
@@ -61,7 +67,8 @@ def main() -> None:
             learner = bank.teach(copy.deepcopy(based), blocks[1:], shots, args.batch_size)
             curves[method].append({"shots": shots, **percent(bank.scores(learner, blocks))})
             print(method, curves[method][-1], flush=True)
-        keep(path, "python benchmarks/few_shot.py", bank, curves=curves)
+        commits[method] = environment()["commit"]
+        keep(path, "python benchmarks/few_shot.py", bank, settings=SETTINGS, commits=commits, curves=curves)
         draw(curves, args.out / "few_shot.svg")
 
 

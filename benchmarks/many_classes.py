@@ -18,11 +18,13 @@ import torch
 from bank import RESULTS, keep
 from nocl.batch import JSON
 from nocl.methods.rda import RDA
+from nocl.prototypes import tukey
 from nocl.results import peak_memory
 from nocl.seeding import generator
 
 COUNTS = (100, 1000, 10_000)
 IMAGES = 32
+TAUGHT = 500
 
 
 def seconds(act: Callable[[], object], repeats: int = 9) -> float:
@@ -37,15 +39,20 @@ def seconds(act: Callable[[], object], repeats: int = 9) -> float:
 
 
 def filled(learner: RDA, n_classes: int) -> RDA:
-    """Teach that many synthetic classes, three images each, in sessions of 500."""
+    """Teach that many synthetic classes, three images each; low-rank shapes of all but the first 500 are copies."""
     draw = generator(0, "many classes")
-    for start in range(0, n_classes, 500):
-        labels = torch.arange(start, min(start + 500, n_classes))
+    for start in range(0, n_classes, TAUGHT):
+        labels = torch.arange(start, min(start + TAUGHT, n_classes))
         centres = torch.rand(len(labels), learner.feature_dim, generator=draw)
-        for _ in range(3):
-            noise = torch.randn(centres.shape, generator=draw)
-            learner.learn((centres + 0.3 * noise).abs(), labels)
-        learner.end_session()
+        z = (centres.repeat(3, 1) + 0.3 * torch.randn(3 * len(labels), learner.feature_dim, generator=draw)).abs()
+        if start and learner.storage == "lowrank":
+            learner.meet(labels.tolist())
+            learner.stats.update(tukey(z, learner.power), labels.repeat(3))
+            learner.shapes.directions[labels] = learner.shapes.directions[: len(labels)]
+            learner.shapes.weights[labels] = learner.shapes.weights[: len(labels)]
+        else:
+            learner.learn(z, labels.repeat(3))
+            learner.end_session()
     return learner
 
 
