@@ -48,8 +48,8 @@ def filled(learner: RDA, n_classes: int) -> RDA:
         if start and learner.storage == "lowrank":
             learner.meet(labels.tolist())
             learner.stats.update(tukey(z, learner.power), labels.repeat(3))
-            learner.shapes.directions[labels] = learner.shapes.directions[: len(labels)]
-            learner.shapes.weights[labels] = learner.shapes.weights[: len(labels)]
+            learner.shapes.directions[labels] = learner.shapes.directions[: len(labels)].clone()
+            learner.shapes.weights[labels] = learner.shapes.weights[: len(labels)].clone()
         else:
             learner.learn(z, labels.repeat(3))
             learner.end_session()
