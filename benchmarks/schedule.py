@@ -6,8 +6,8 @@
 
 ``constant`` is SGD at 0.1 without momentum, as the paper has it; ``onecycle`` warms up to 0.1 and falls to zero along a
 cosine, with momentum 0.9. All else is equal: cross-entropy, batch 100, no augmentation, class order and seed 0. NCM is
-run on the networks because it adds nothing of its own. A stopped training goes on where it was; a finished run is copied
-to ``benchmarks/results/schedule/SCHEDULE-EPOCHS.json``, from which ``table`` makes the table.
+run on the networks because it adds nothing of its own. A stopped training goes on where it was; a finished run is
+copied to ``benchmarks/results/schedule/SCHEDULE-EPOCHS.json``, from which ``table`` makes the table.
 """
 
 import argparse
