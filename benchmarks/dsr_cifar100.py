@@ -10,6 +10,7 @@ that images would give. With ``--pseudo`` the whole problem is made of base clas
 """
 
 import argparse
+import copy
 import json
 import sys
 from pathlib import Path
@@ -33,25 +34,35 @@ from nocl.tune import PARTITION, base_only
 
 STAGES = (1, 2, 3, 4)  # cached with the features of the rivals' benchmarks; a learner takes its own
 PAPER: dict[str, JSON] = DSR.presets["paper"]
-VARIANTS: dict[str, dict[str, JSON] | None] = {
+CALIBRATED: dict[str, JSON] = DSR.presets["calibrated"]
+VARIANTS: dict[str, dict[str, JSON] | None] = {  # the most wanted first
     "ncm (tukey)": None,
     "T=0": {"iterations": 0},
     "dsr": {},
+    "calibrated": {**CALIBRATED},
     "no lower level": {"refine": False},
     "no upper level": {"align": False},
     "paper": {**PAPER},
+    "write-back replace": {"proto_update": "replace"},
+    "full covariance": {"covariance": "full"},
+    "shrunk covariance": {"covariance": "shrunk"},
+    "several stages": {"stages": CALIBRATED["stages"]},
+    "several stages, T=0": {"stages": CALIBRATED["stages"], "iterations": 0},
+    "calibrated, last stage": {**CALIBRATED, "stages": None},
+    "calibrated, diagonal covariance": {**CALIBRATED, "covariance": "diagonal"},
+    "calibrated, alignment": {**CALIBRATED, "upper": "align"},
+    "calibrated, write-back replace": {**CALIBRATED, "proto_update": "replace"},
+    "calibrated, no lower level": {**CALIBRATED, "refine": False},
+    "base_std_extra 0.05 (official)": {"base_std_extra": 0.05},
+    "paper, phi exp": {**PAPER, "phi": "exp"},
     "paper, inner_lr 1": {**PAPER, "inner_lr": 1.0},
     "paper, inner_lr 10": {**PAPER, "inner_lr": 10.0},
-    "paper, inner_lr 1, no upper level": {**PAPER, "inner_lr": 1.0, "align": False},
-    "paper, inner_lr 1, phi exp": {**PAPER, "inner_lr": 1.0, "phi": "exp"},
-    "paper, deviation 1": {**PAPER, "deviation": 1.0},
     "outer_lr 0.1": {"outer_lr": 0.1},
-    "outer_lr 1": {"outer_lr": 1.0},
-    "write-back replace": {"proto_update": "replace"},
     "outer_lr 0.1, write-back replace": {"outer_lr": 0.1, "proto_update": "replace"},
-    "base_std_extra 0.05": {"base_std_extra": 0.05},
-    "full covariance": {"covariance": "full"},
-    "official": {**DSR.presets["official"]},
+    "power 0.75": {"power": 0.75},
+    "K=80": {"samples": 80},
+    "T=60": {"iterations": 60},
+    "clip_negative": {"clip_negative": True},
 }
 
 
@@ -131,10 +142,10 @@ def build(params: dict[str, JSON] | None, args: argparse.Namespace, projections:
         z, y = args.features.session(0, learner)
         learner.meet(args.features.blocks[0])
         learner.fit_projection(z, y)
-        projections[alike] = (learner.projection.state_dict(), learner.log_["base_loss"])
-    state, losses = projections[alike]
-    learner.projection.load_state_dict(state)
-    learner.log_ = {"base_loss": losses}
+        projections[alike] = (learner.projection.state_dict(), learner.log_)
+    state, log = projections[alike]
+    learner.projection.load_state_dict(copy.deepcopy(state))
+    learner.log_ = copy.deepcopy(log)
     return learner
 
 

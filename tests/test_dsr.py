@@ -442,11 +442,14 @@ def test_contrast_in_the_upper_level_is_cross_entropy_over_the_cosines() -> None
 
 
 def test_several_stages_get_a_projection_of_their_own_behind_the_same_network() -> None:
-    plain, deep = fitted(), fitted(stages=[2, 3, 4])
+    rotating: dict[str, Any] = {"epochs": 1, "lr": 0.05, "compile": False, "objective": "sc+ssl"}
+    plain, deep = fitted(recipe=rotating), fitted(recipe=rotating, stages=[2, 3, 4])
     assert deep.projection.dim == 16 + 32 + 64
     for name, tensor in plain.network.state_dict().items():
         assert torch.equal(tensor, deep.network.state_dict()[name]), name  # the base session is the same
     assert deep.projection.layer1[1].num_batches_tracked > 0  # trained, on features
+    assert deep.log_["base_loss"] == plain.log_["base_loss"]
+    assert len(deep.log_["projection_loss"]) == deep.full_recipe.head_epochs  # type: ignore[arg-type]
     learn(deep)
     x = easy_images(NOVEL_LABELS, 2, seed=5)[0]
     cosines = torch.nn.functional.cosine_similarity(
@@ -482,7 +485,20 @@ def test_saved_in_the_middle_it_continues_with_the_same_bits(tmp_path: Path) -> 
     assert straight.log_ == loaded.log_
 
 
-@pytest.mark.parametrize("preset", ["official", "paper"])
+def test_the_calibrated_preset_keeps_a_run_going_through_save_and_load(tmp_path: Path) -> None:
+    settings = {**DSR.presets["calibrated"], "samples": 4}
+    straight, broken = fitted(**settings), fitted(**settings)
+    save(broken, tmp_path / "a.safetensors")
+    loaded = load(tmp_path / "a.safetensors")
+    assert isinstance(loaded, DSR)
+    learn(straight)
+    learn(loaded)
+    for name, tensor in straight.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+    assert set(NOVEL_LABELS) & set(straight.predict(easy_images(NOVEL_LABELS, 4, seed=3)[0]).tolist())
+
+
+@pytest.mark.parametrize("preset", ["official", "paper", "calibrated"])
 def test_presets_build(preset: str) -> None:
     learner = DSR(backbone="tiny_resnet18", **{"dim": HIGH, **DSR.presets[preset]})  # type: ignore[arg-type]
     assert learner.full_recipe.projection == HIGH

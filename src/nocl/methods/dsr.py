@@ -30,6 +30,13 @@ Where this differs from the published code (huofushuo/NO-CL), and why:
 * The base session trains both losses with heads 160-128 and tau 0.1, as the appendix says; the code trains L_hp alone
   with a head 2048-1024 and tau 0.07 (preset ``official``).
 
+Beyond the paper, all off unless asked for (preset ``calibrated``): ``stages`` takes the pooled outputs of several
+stages, as rda does; the network is that of the usual base session, and theta2 is trained on its features afterwards,
+because the base session's own projection knows the last stage only. ``covariance="shrunk"`` draws v from rda's
+covariances: each class's own, shrunk to the shared one. ``upper="contrast"`` replaces A by the cross-entropy of
+cos(theta2(v), h) / tau over all classes, since alignment asks nothing of the distance to the other classes'
+prototypes. ``outer_momentum`` is theta2's.
+
 A class that comes back later goes on averaging into its prototypes, refined or not. Legend: K classes, d features, D
 projected values, N rows.
 """
@@ -53,6 +60,14 @@ from nocl.seeding import seed_from
 PRESETS: dict[str, dict[str, JSON]] = {
     "official": {"base_std_extra": 0.05, "recipe": {"tau": 0.07, "spaces": "high", "head": [2048, 1024]}},
     "paper": {"rho": 1.0, "phi": "doubleexp", "inner_lr": 0.1},  # of 0.1, 1, 10 the best on base classes alone
+    # chosen on base classes alone, see docs/methods/dsr.md
+    "calibrated": {
+        "stages": [2, 3, 4],
+        "covariance": "shrunk",
+        "upper": "contrast",
+        "outer_lr": 0.03,
+        "outer_momentum": 0.9,
+    },
 }
 
 NEEDS_PROJECTION = "DSR needs an objective that trains its projection (ce or sc, +ssl, +da), not {!r}"
@@ -156,10 +171,13 @@ class DSR(FrozenLearner):
 
     def fit_projection(self, z: Tensor, y: Tensor) -> None:
         """Train theta2 on base features [N, d] alone, by the recipe's loss on one view of each image."""
+        recipe, curve = self.full_recipe, "base_loss"
+        if self.stages is not None:  # after a base session on images, whose rotations and mixtures are no more
+            recipe, curve = recipe.with_changes({"objective": recipe.objective.partition("+")[0]}), "projection_loss"
         objective, losses = heads_on_features(
-            self.network, z, self.columns(y), self.full_recipe, n_classes=len(self.classes_), seed=self.seed
+            self.network, z, self.columns(y), recipe, n_classes=len(self.classes_), seed=self.seed
         )
-        self.log_["base_loss"] = list(losses)
+        self.log_[curve] = list(losses)
         self._take_projection(objective)
 
     def finish_base(self) -> None:

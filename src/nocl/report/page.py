@@ -19,6 +19,7 @@ OPEN_RUNS = 2  # so many runs are shown unfolded
 POINTS = 300  # longer logs are averaged to so many points
 CONVERGENCE = {
     "base_loss": "Base training loss",
+    "projection_loss": "Projection training loss",
     "lower_loss": "Lower level (refinement) loss",
     "upper_loss": "Upper level loss",
     "learning": "Term that learns new classes, mean of each session",
