@@ -5,13 +5,14 @@ two features of each of the first thousand (`rda full`, whose state grows with t
 is timed on batches of ten (learning) and of a hundred (prediction; "solve once" is what the first prediction takes
 longer than the second). A method whose state would not fit the memory given is not run; its bytes are those of its
 formula, which is checked against every size that is run. DSR's refinement at a session's end is no cost of an image
-and is not timed. Writes scaling.json, scaling.md and scaling.svg.
+and is not timed. Writes scaling.json, scaling.md and scaling.svg; rows that are there and not measured again stay.
 
     python benchmarks/scaling.py --out benchmarks/results/scaling
 """
 
 import argparse
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -97,10 +98,13 @@ def measure(name: str, n_classes: int, d: int) -> dict[str, JSON]:
     return {**found, "statistics_bytes": learner.state_bytes()["statistics"]}
 
 
-def rows_of(sizes: list[int], dims: list[int], limit: int) -> list[dict[str, JSON]]:
+def rows_of(
+    sizes: list[int], dims: list[int], limit: int, methods: Sequence[str] | None = None
+) -> list[dict[str, JSON]]:
     """Every method at every size; state over the limit is stated, not built."""
     rows: list[dict[str, JSON]] = []
-    for name, by_formula in BYTES.items():
+    for name in BYTES if methods is None else methods:
+        by_formula = BYTES[name]
         for d in dims:
             for k in sizes:
                 row: dict[str, JSON] = {"method": name, "d": d, "classes": k, "formula_bytes": by_formula(k, d)}
@@ -110,6 +114,21 @@ def rows_of(sizes: list[int], dims: list[int], limit: int) -> list[dict[str, JSO
                 rows.append(row)
                 print({key: row.get(key) for key in ("method", "d", "classes", "learn_seconds")}, flush=True)
     return rows
+
+
+def joined(path: Path, fresh: list[dict[str, JSON]]) -> list[dict[str, JSON]]:
+    """The rows in a file, if there is one, with the fresh ones in place of theirs; every row names its commit."""
+
+    def key(row: dict[str, JSON]) -> tuple[int, int, int]:
+        return [*BYTES].index(str(row["method"])), int(str(row["d"])), int(str(row["classes"]))
+
+    rows = {}
+    if path.exists():
+        before = json.loads(path.read_text("utf-8"))
+        rows = {key(row): {"commit": before["environment"]["commit"], **row} for row in before["rows"]}
+    now = environment()
+    rows |= {key(row): {**row, "commit": now["commit"], "dirty": now["dirty"]} for row in fresh}
+    return [rows[each] for each in sorted(rows)]
 
 
 def _check_bytes(row: dict[str, JSON]) -> None:
@@ -173,10 +192,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--dims", type=int, nargs="+", default=[160, 640], choices=[160, 640])
+    parser.add_argument("--methods", nargs="+", default=[*BYTES], choices=[*BYTES], metavar="METHOD")
     parser.add_argument("--memory", type=float, default=6.0, help="gigabytes a method may take")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scaling"))
     arguments = parser.parse_args()
-    rows = rows_of(arguments.classes, arguments.dims, int(arguments.memory * 1e9))
+    rows = rows_of(arguments.classes, arguments.dims, int(arguments.memory * 1e9), arguments.methods)
+    rows = joined(arguments.out / "scaling.json", rows)
     write_json(arguments.out / "scaling.json", {"environment": environment(), "rows": list(rows)})
     text = table(rows)
     write_atomically(arguments.out / "scaling.md", lambda file: file.write(text.encode()))

@@ -1,6 +1,7 @@
 """The scaling benchmark measures what it says: state is what the specification allows, and prediction stays bounded."""
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -35,3 +36,16 @@ def test_state_beyond_the_memory_is_stated_but_not_built(scaling: ModuleType) ->
     full = next(row for row in rows if row["method"] == "fecam full")
     assert full["formula_bytes"] == 10_000 * (8 * 640 * 640 + 16 * 640 + 16)
     assert "not run" in scaling.table(rows)
+
+
+def test_rows_measured_again_replace_their_own_and_others_stay(scaling: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "scaling.json"
+    old = [{"method": name, "d": 160, "classes": 100, "formula_bytes": 1} for name in ("slda", "ncm")]
+    path.write_text(json.dumps({"environment": {"commit": "old"}, "rows": old}))
+    fresh = [{"method": "ncm", "d": d, "classes": 100, "formula_bytes": 2} for d in (640, 160)]
+    rows = scaling.joined(path, fresh)
+    assert [(row["method"], row["d"], row["formula_bytes"]) for row in rows] == [
+        ("ncm", 160, 2), ("ncm", 640, 2), ("slda", 160, 1)
+    ]  # fmt: skip
+    assert rows[2]["commit"] == "old"
+    assert rows[0]["commit"] != "old"
