@@ -1,10 +1,9 @@
-"""rda's accuracy against the bytes it keeps of each class, and how short the shortlist may be.
+"""rda's accuracy against the bytes it keeps of each class.
 
     python benchmarks/state_size.py --data FOLDER --weights NETWORK
 
 From the mean alone to the full covariance, on CIFAR-100, 60+4x10, order 0. Bytes are those that grow with the number of
-classes; an image of CIFAR-100 has 3,072. Also counts the test images on which a shortlist of m classes gives the answer
-of the exhaustive search. Writes state_size.json and state_size.svg.
+classes; an image of CIFAR-100 has 3,072. Writes state_size.json and state_size.svg.
 """
 
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ from nocl.methods.rda import RDA
 IMAGE_BYTES = 3 * 32 * 32
 RANKS = (0, 4, 8, 16, 24, 48)
 SHORTLIST = 20  # while sizes are compared
-SHORTLISTS = (1, 2, 5, 10, 15, 20, 32, 50)
-COMPACT = RDA.presets["compact"]
 
 
 def bytes_per_class(learner: RDA) -> float:
@@ -54,20 +51,6 @@ def measure(bank: Bank, blocks: Sequence[Sequence[int]], name: str, **params: JS
     return point
 
 
-def agreement(bank: Bank, blocks: Sequence[Sequence[int]], **params: JSON) -> dict[str, JSON]:
-    """Per cent of test images on which the shortlist's answer is the exhaustive one, for each length."""
-    learner = RDA(shortlist=None, **params)  # type: ignore[arg-type]
-    bank.teach_base(learner, blocks[0])
-    bank.teach(learner, blocks[1:], size=500)
-    best = bank.predict(learner)
-    found: dict[str, JSON] = {}
-    for m in SHORTLISTS:
-        learner.shortlist = m
-        found[str(m)] = round(100 * float((bank.predict(learner) == best).double().mean()), 3)
-    print(params, found, flush=True)
-    return found
-
-
 def main() -> None:
     args = parser(__doc__).parse_args()
     bank, blocks = open_bank(args)
@@ -81,7 +64,6 @@ def main() -> None:
     keep(
         args.out / "state_size.json", "python benchmarks/state_size.py", bank,
         shortlist=SHORTLIST, points=points, best_below_ten_images=best["name"],
-        shortlist_agreement=agreement(bank, blocks), shortlist_agreement_compact=agreement(bank, blocks, **COMPACT),
     )  # fmt: skip
     draw(points, args.out / "state_size.svg")
 
