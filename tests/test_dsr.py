@@ -495,7 +495,20 @@ def test_the_calibrated_preset_keeps_a_run_going_through_save_and_load(tmp_path:
     learn(loaded)
     for name, tensor in straight.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name]), name
-    assert set(NOVEL_LABELS) & set(straight.predict(easy_images(NOVEL_LABELS, 4, seed=3)[0]).tolist())
+
+
+@pytest.mark.parametrize("dim", [16, 64])
+def test_the_calibrated_preset_learns_novel_classes(dim: int) -> None:
+    recipe = {"objective": "ce", "head_epochs": 40, "lr": 0.1, "momentum": 0.9}
+    learner: DSR = on_features(DSR, D, **{**DSR.presets["calibrated"], "stages": None, "dim": dim, "recipe": recipe})
+    z, y = blobs(6, 40, D, spread=0.5)
+    z = z.float()
+    learner.fit_base_features([(z[y < 4], y[y < 4])])
+    feed(learner, z[y >= 4], y[y >= 4])
+    learner.end_session()
+    right = learner.classes_[learner.score(z).argmax(1)] == y
+    assert right[y < 4].float().mean() > 0.9  # without the clip it diverges and both are at chance
+    assert right[y >= 4].float().mean() > 0.9
 
 
 @pytest.mark.parametrize("preset", ["official", "paper", "calibrated"])
@@ -516,6 +529,7 @@ def test_presets_build(preset: str) -> None:
         ({"upper": "ce"}, "align, contrast, not 'ce'"),
         ({"outer_momentum": 1.5}, "outer_momentum must be from 0 to 1, not 1.5"),
         ({"prior": 0.0}, "prior must be above 0, not 0.0"),
+        ({"outer_clip": -1.0}, "outer_clip must be 0 or more, not -1.0"),
         ({"stages": [5]}, "has stages 1 to 4"),
     ],
 )

@@ -35,7 +35,8 @@ stages, as rda does; the network is that of the usual base session, and theta2 i
 because the base session's own projection knows the last stage only. ``covariance="shrunk"`` draws v from rda's
 covariances: each class's own, shrunk to the shared one. ``upper="contrast"`` replaces A by the cross-entropy of
 cos(theta2(v), h) / tau over all classes, since alignment asks nothing of the distance to the other classes'
-prototypes. ``outer_momentum`` is theta2's.
+prototypes. ``outer_momentum`` and ``outer_clip`` (the largest norm of a gradient) are theta2's: contrast diverges at
+rates that alignment bears.
 
 A class that comes back later goes on averaging into its prototypes, refined or not. Legend: K classes, d features, D
 projected values, N rows.
@@ -67,6 +68,7 @@ PRESETS: dict[str, dict[str, JSON]] = {
         "upper": "contrast",
         "outer_lr": 0.03,
         "outer_momentum": 0.9,
+        "outer_clip": 0.5,
     },
 }
 
@@ -104,6 +106,7 @@ class DSR(FrozenLearner):
         align: bool = True,
         outer_lr: float = 0.01,
         outer_momentum: float = 0.0,
+        outer_clip: float = 0.0,
         upper: Literal["align", "contrast"] = "align",
         upper_tau: float = 0.1,
         covariance: Literal["diagonal", "full", "shrunk"] = "diagonal",
@@ -137,7 +140,8 @@ class DSR(FrozenLearner):
             inner_momentum,
         )
         self.rho, self.phi, self.phi_scale, self.deviation = rho, phi, phi_scale, deviation
-        self.align, self.outer_lr, self.outer_momentum = align, outer_lr, outer_momentum
+        self.align, self.outer_lr = align, outer_lr
+        self.outer_momentum, self.outer_clip = outer_momentum, outer_clip
         self.upper, self.upper_tau = upper, upper_tau
         self.covariance, self.prior, self.ridge = covariance, prior, ridge
         self.std_floor, self.base_std_extra, self.clip_negative = std_floor, base_std_extra, clip_negative
@@ -253,6 +257,8 @@ class DSR(FrozenLearner):
             loss = cosface(cosines, columns, 1 / self.upper_tau, margin=0.0)
         optimizer.zero_grad()
         loss.backward()
+        if self.outer_clip:
+            torch.nn.utils.clip_grad_norm_(self.projection.parameters(), self.outer_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self._note("upper_loss", loss.item())
@@ -352,7 +358,16 @@ class DSR(FrozenLearner):
         for name in ("dim", "samples", "proto_samples", "std_floor", "upper_tau", "prior"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("iterations", "inner_steps", "inner_lr", "outer_lr", "base_std_extra", "ridge", "refine_every"):
+        for name in (
+            "iterations",
+            "inner_steps",
+            "inner_lr",
+            "outer_lr",
+            "base_std_extra",
+            "ridge",
+            "outer_clip",
+            "refine_every",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("rho", "proto_rate", "outer_momentum"):
