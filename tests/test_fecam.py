@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from feature_nets import CASES, blobs, doubles, feed, on_features
+from nocl.methods import fecam
 from nocl.methods.fecam import FeCAM, correlation, shrink
 from nocl.methods.ncm import NCM
 from nocl.prototypes import tukey
@@ -161,3 +162,19 @@ def test_chunks_of_rows_do_not_change_the_distances(monkeypatch: pytest.MonkeyPa
     whole = learner.score(TEST)
     monkeypatch.setattr("nocl.methods.fecam._VALUES_AT_ONCE", 3 * 4 * 5)
     torch.testing.assert_close(learner.score(TEST), whole, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("covariance", "pieces"), [("diagonal", 1), ("shared", 1), ("full", 5)])
+def test_a_piece_holds_as_many_rows_as_its_product_allows(
+    covariance: str, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z, y = blobs(4, 12, 5)
+    learner = on_features(FeCAM, 5, covariance=covariance)
+    feed(learner, z, y)
+    sizes: list[int] = []
+    real = fecam._squared_lengths
+    monkeypatch.setattr(fecam, "_squared_lengths", lambda q, *more: (sizes.append(len(q)), real(q, *more))[1])
+    monkeypatch.setattr(fecam, "_VALUES_AT_ONCE", 10 * 4)  # ten rows of four distances, or two of four vectors
+    learner.score(z[:10])
+    assert len(sizes) == pieces
+    assert sum(sizes) == 10

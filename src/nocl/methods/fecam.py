@@ -120,19 +120,25 @@ class FeCAM(FrozenLearner):
     def score(self, z: Tensor) -> Tensor:
         """Minus the distances."""
         state = (self.stats.count, self.stats.mean, self.stats.scatter, self.common_, self.session.count)
-        roots, prototypes = self._metric.get(state, lambda: self._measure(z.dtype), z.dtype)
+        roots, anchors = self._metric.get(state, lambda: self._measure(z.dtype), z.dtype)
         q = F.normalize(self._g(z), dim=1)
-        rows = max(1, _VALUES_AT_ONCE // max(1, prototypes.numel()))
-        distances = [_squared_lengths(part, roots, prototypes) for part in torch.split(q, rows)]
+        in_a_row = anchors.numel() if len(roots) > 1 and roots.ndim == 3 else len(anchors)
+        rows = max(1, _VALUES_AT_ONCE // max(1, in_a_row))
+        distances = [_squared_lengths(part, roots, anchors) for part in torch.split(q, rows)]
         return -torch.cat(distances).masked_fill(self.stats.count == 0, float("inf"))
 
     def _g(self, z: Tensor) -> Tensor:
         return tukey(z, self.power, floor=0.0)
 
     def _measure(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Roots of the inverse covariances ([K, d, d], [1, d, d] or [K, d]) and prototypes [K, d]."""
+        """Roots of the inverse covariances ([K, d, d], [1, d, d] or [K, d]) and the prototypes they make [K, d]."""
         mean = self._g(self.raw.mean) if self.mean_space == "raw" else self.stats.mean
-        return self._roots(dtype), F.normalize(mean, dim=1).to(dtype)
+        roots, prototypes = self._roots(dtype), F.normalize(mean, dim=1).to(dtype)
+        if roots.ndim == 2:
+            return roots, roots * prototypes
+        if len(roots) == 1:
+            return roots, prototypes @ roots[0].T
+        return roots, (roots @ prototypes[:, :, None])[:, :, 0]
 
     def _roots(self, dtype: torch.dtype) -> Tensor:
         if self.covariance == "diagonal":
@@ -196,15 +202,13 @@ def _floor(matrix: Tensor) -> Tensor:
     return matrix + 1e-6 * empty * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
-def _squared_lengths(q: Tensor, roots: Tensor, prototypes: Tensor) -> Tensor:
-    """|root_c (q - p_c)|^2 for all rows and classes [B, K]: the roots of all classes are one product."""
-    n_classes, d = prototypes.shape
+def _squared_lengths(q: Tensor, roots: Tensor, anchors: Tensor) -> Tensor:
+    """|root_c q - anchor_c|^2 for all rows and classes [B, K], in one product: anchors are the roots' prototypes."""
+    n_classes, d = anchors.shape
     if roots.ndim == 2:  # diagonal: a weighted Euclidean distance
-        weight = roots.square()
-        return (
-            q.square() @ weight.T - 2 * q @ (weight * prototypes).T + (weight * prototypes.square()).sum(1)
-        ).clamp_min(0)
+        squares = q.square() @ roots.square().T - 2 * q @ (roots * anchors).T + anchors.square().sum(1)
+        return squares.clamp_min(0)
     if len(roots) == 1:  # shared: distances after one whitening
-        return torch.cdist(q @ roots[0].T, prototypes @ roots[0].T).square()
+        return torch.cdist(q @ roots[0].T, anchors).square()
     seen = (q @ roots.reshape(n_classes * d, d).T).view(len(q), n_classes, d)
-    return (seen - (roots @ prototypes[:, :, None])[:, :, 0]).square().sum(2)
+    return (seen - anchors).square().sum(2)
