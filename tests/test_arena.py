@@ -301,6 +301,19 @@ def test_table_is_sorted_under_the_bound_with_leaks_marked(features: FeatureData
     assert sum(isinstance(row, dict) and len(row["acc"]) == 2 for row in numbers) == 4  # type: ignore[arg-type]
 
 
+def test_methods_on_other_stages_stand_in_the_same_table_with_what_was_chosen(
+    features: FeatureData, checkpoint: Path, tmp_path: Path
+) -> None:
+    each, deep = course(PARTITION, 10, 0, ORDER[:6]), {"stages": [3, 4]}
+    wide = extract(tiny(), checkpoint, cache=tmp_path, backbone="tiny_resnet18", stages=[3, 4])
+    results = _contest(features, checkpoint).runs(Contender("ncm"), [each])
+    results += _contest(wide, checkpoint).runs(Contender("slda", deep), [each])
+    table = arena_table(results)
+    assert table.count("### ") == 1
+    assert "| slda (stages=" in table
+    assert "| ncm |" in table
+
+
 def test_command_compares_and_refuses(checkpoint: Path, tmp_path: Path) -> None:
     base = [
         "compare",

@@ -1,10 +1,14 @@
 """The arena's table: methods on identical features, best first, under the joint linear probe."""
 
+import inspect
+import json
 from collections.abc import Sequence
 
 from nocl.batch import JSON
+from nocl.lookup import by_name
+from nocl.methods import METHODS
 from nocl.metrics import hm
-from nocl.report.summary import Summary, by_setting, summarise
+from nocl.report.summary import Summary, summarise
 from nocl.report.tables import MISSING, duration, intervals_note, markdown_table, percent, percent_estimate, size
 from nocl.results import RunResult
 
@@ -12,9 +16,15 @@ HEADER = ("Method", "Acc", "Base", "Novel", "HM", "Average", "Orders", "State", 
 
 
 def arena_table(results: Sequence[RunResult], bound: RunResult | None = None) -> str:
-    """Markdown, one table a partition; ``bound`` is a run whose only session brings all classes."""
+    """Markdown, one table a partition; ``bound`` is a run whose only session brings all classes.
+
+    Methods that take other stages of the same network stand in the same table.
+    """
     parts = []
-    for rows in by_setting(summarise(results)).values():
+    settings: dict[str, list[Summary]] = {}
+    for row in summarise(results):
+        settings.setdefault(_setting(row), []).append(row)
+    for rows in settings.values():
         stream = rows[0].first.stream
         body = [_row(row) for row in sorted(rows, key=lambda row: -row.acc.mean)]
         if bound is not None:
@@ -34,7 +44,7 @@ def arena_numbers(results: Sequence[RunResult], bound: RunResult | None = None) 
         rows.append(
             {
                 "method": first.method,
-                "label": row.label,
+                "label": _label(row),
                 "partition": first.stream["partition"],
                 "novel_classes_in_network": first.stream.get("novel_classes_in_network"),
                 "base_classes_not_in_network": first.stream.get("base_classes_not_in_network"),
@@ -56,12 +66,33 @@ def arena_numbers(results: Sequence[RunResult], bound: RunResult | None = None) 
     return rows
 
 
+def _setting(row: Summary) -> str:
+    """Equal for rows on the same data, network and partition."""
+    stream = {k: v for k, v in row.first.stream.items() if k not in ("order_seed", "features")}
+    network = row.first.stream.get("features")
+    return json.dumps([stream, network.get("sha256") if isinstance(network, dict) else None], sort_keys=True)
+
+
+def _label(row: Summary) -> str:
+    """The row's own label, or the method with what was chosen for it."""
+    if row.label != row.first.method:
+        return row.label
+    usual = inspect.signature(by_name(row.first.method, METHODS, "method")).parameters
+    chosen = [
+        f"{name}={value}"
+        for name, value in row.first.params.items()
+        if name in usual and name not in ("weights", "recipe", "backbone", "image_size", "seed")
+        if json.dumps(value) != json.dumps(usual[name].default)
+    ]
+    return f"{row.label} ({', '.join(chosen)})" if chosen else row.label
+
+
 def _row(row: Summary) -> list[str]:
     pace = _pace(row)
     measures = (row.acc, row.base, row.novel, row.hm, row.average)
     learn, predict = (pace.get(name) for name in ("learn", "predict"))
     return [
-        row.label,
+        _label(row),
         *(percent_estimate(measure) for measure in measures),
         str(row.seeds),
         size(row.first.state_bytes["statistics"]),
