@@ -142,9 +142,9 @@ def build(params: dict[str, JSON] | None, args: argparse.Namespace, projections:
         z, y = args.features.session(0, learner)
         learner.meet(args.features.blocks[0])
         learner.fit_projection(z, y)
-        projections[alike] = (learner.projection.state_dict(), learner.log_)
+        projections[alike] = copy.deepcopy((learner.projection.state_dict(), learner.log_))  # as yet without sessions
     state, log = projections[alike]
-    learner.projection.load_state_dict(copy.deepcopy(state))
+    learner.projection.load_state_dict(state)
     learner.log_ = copy.deepcopy(log)
     return learner
 
