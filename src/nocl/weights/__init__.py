@@ -1,7 +1,8 @@
 """Networks that ship with the package, by name: ``file("cifar100")`` is the path of its safetensors file.
 
-``cifar100``: a reduced ResNet-18 trained on all hundred CIFAR-100 classes at 32 pixels, by the recipe in the file's
-header. It was not trained by a command of this repository; ``python -m nocl.weights`` puts one that was in its place.
+``cifar100``: a reduced ResNet-18 trained on all hundred CIFAR-100 classes at 32 pixels in ten epochs; it answers 61.4 %
+of their test images right with its own head. The command, seed and commit are in ``benchmarks/results/joint``; the
+file that the command leaves in its cache became this one by ``python -m nocl.weights SOURCE TARGET``.
 """
 
 from importlib.resources import files
