@@ -48,6 +48,8 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     deviations = torch.cat([z[y == c] - z[y == c].mean(0) for c in classes])
     shared = deviations.T @ deviations / (len(z) - len(classes))
     eye = torch.eye(z.shape[1], dtype=torch.float64)
+    missing = max(0, 1 - (len(z) - len(classes)) / (10 * z.shape[1]))
+    shared = (1 - missing) * shared + missing * shared.trace() / len(eye) * eye
     scores = []
     for c in classes:
         own = z[y == c]
@@ -61,8 +63,9 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     return torch.stack(scores, 1)
 
 
-def test_scores_equal_the_formula_for_classes_of_one_to_many_images() -> None:
-    z, y = gaussians([1, 2, 5, 60, 200])
+@pytest.mark.parametrize("many", [60, 600])  # the shared covariance is known in part, and wholly
+def test_scores_equal_the_formula_for_classes_of_one_to_many_images(many: int) -> None:
+    z, y = gaussians([1, 2, 5, many, 2 * many])
     query = gaussians([4] * 5, seed=1)[0]
     for prior, ridge in ((0.2, 0.01), (0.01, 0.1), (100.0, 0.0001)):
         learner = taught(rda(prior=prior, ridge=ridge, shortlist=None, unbiased=False), z, y)
@@ -78,14 +81,33 @@ def test_hand_computed_distance_in_one_dimension() -> None:
     z, y = torch.zeros(5, d), torch.tensor([0, 0, 0, 1, 1])
     z[:, 0] = torch.tensor([1.0, 3.0, 5.0, 8.0, 10.0])
     learner.learn(z, y)
-    # class 0: mean 3, scatter 8; class 1: mean 9, scatter 2; S = 10 / (5 - 2)
-    shared = 10 / 3
+    # class 0: mean 3, scatter 8; class 1: mean 9, scatter 2; S = 10 / (5 - 2), of which 3 / 160 counts as known and the
+    # rest is spread over 16 dimensions
+    shared = 10 / 3 * (3 / 160 + 157 / 160 / 16)
     variance = torch.tensor([(8 + 2 * shared) / (2 + 2), (2 + 2 * shared) / (1 + 2)])
     tiny = 1e-6  # the floor under the ridge
     expected = -torch.tensor([[(6 - 3) ** 2, (6 - 9) ** 2]]) / (variance + tiny)
     query = torch.zeros(1, d)
     query[0, 0] = 6.0
     torch.testing.assert_close(learner.score(query), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_few_images_of_few_classes_do_not_follow_a_singular_covariance() -> None:
+    """40 images of 6 spherical classes in 112 dimensions: the nearest mean is the best rule, and rda is close to it."""
+    draw = generator(3, "spheres")
+    means = torch.rand(6, D, generator=draw) + 2
+    z, y = (
+        means.repeat_interleave(40, 0) + 0.6 * torch.randn(240, D, generator=draw),
+        torch.arange(6).repeat_interleave(40),
+    )
+    query, truth = (
+        means.repeat_interleave(50, 0) + 0.6 * torch.randn(300, D, generator=draw),
+        torch.arange(6).repeat_interleave(50),
+    )
+    learner = taught(rda(power=1.0), z.abs(), y)
+    nearest = torch.cdist(query, torch.stack([z[y == c].mean(0) for c in range(6)])).argmin(1)
+    right, best = learner.score(query).argmax(1) == truth, nearest == truth
+    assert right.float().mean() >= best.float().mean() - 0.02
 
 
 def test_order_and_batch_size_do_not_matter() -> None:

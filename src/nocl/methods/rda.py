@@ -10,6 +10,10 @@ gradient, and does not depend on the order of images, classes or batches.
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     score of c = - (z - mu_c)^T Sigma_c^-1 (z - mu_c)  [+ d / n_c]  [- log det Sigma_c]
 
+S itself must be known. Until ten images a feature value have been seen (N - K < 10 d; a base session brings far more),
+the missing share of it is replaced by tr(S)/d I, so that a model of a few classes and images does not follow the
+accidents of a nearly singular matrix.
+
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
 posterior. The number goes with d, because the images needed to know a covariance do.)
@@ -31,11 +35,11 @@ covariance either (nearest mean).
 ``shortlist`` classes with the best approximate scores, found by one matrix product (:mod:`nocl.shortlist`), get their
 exact score; the others are put below them in the order of their approximate scores. None scores every class exactly.
 
-Where we differ from Friedman: his second parameter shrinks to a multiple of I by a fraction, ours is a small constant
-ridge, since the shared covariance is well conditioned; his shrinkage weighs by total counts with one fraction for all
-classes, ours by one number of images, so that classes of 1 and of 500 images can live together; the log-determinant
-and the class priors are left out by default, because base classes, whose images trained the network, have smaller
-covariances than test images of theirs deserve.
+Where we differ from Friedman: his second parameter shrinks every class to a multiple of I by one fraction, ours shrinks
+the shared covariance, and only while it rests on few images, beside a small constant ridge; his first weighs by total
+counts with one fraction for all classes, ours by one number of images, so that classes of 1 and of 500 images can live
+together; the log-determinant and the class priors are left out by default, because base classes, whose images trained
+the network, have smaller covariances than test images of theirs deserve.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,6 +59,7 @@ STORAGES = ("full", "lowrank", "shared", "mean")
 _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
 _FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
+_KNOWN_FROM = 10  # images a feature value, from which the shared covariance is taken as it is
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     # found by `python benchmarks/tune_rda.py` on training images of the base classes alone
@@ -227,7 +232,10 @@ class RDA(FrozenLearner):
         if self.storage == "mean":
             return eye, torch.zeros_like(eye)
         shared = self.stats.shared_covariance(unbiased=True)
-        return shared, (self.ridge * shared.trace() / self.feature_dim).clamp_min(_TINY) * eye
+        level = shared.trace() / self.feature_dim
+        free = self.stats.count.sum() - (self.stats.count > 0).sum()  # N - K
+        missing = (1 - free / (_KNOWN_FROM * self.feature_dim)).clamp_min(0)
+        return (1 - missing) * shared + missing * level * eye, (self.ridge * level).clamp_min(_TINY) * eye
 
     def _derive(self) -> "_Rule":
         root = linalg.inverse_root(self.shared_covariance(), "rda's shared covariance")
