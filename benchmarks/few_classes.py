@@ -3,8 +3,8 @@
     NOCL_DATA=FOLDER python benchmarks/few_classes.py
 
 The packaged network, training images of 30 CIFAR-100 classes (no test image is read): some of the classes are taught
-with a few images each and told apart on 40 others of each. Compared are ``ncm``, ``rda``, and ``rda`` that trusts its shared
-covariance from the first image, for several values of the number of images a feature value from which it is known.
+with a few images each and told apart on 40 others of each. Compared are ``ncm``, ``rda``, and ``rda`` that trusts its
+shared covariance from the first image, for several numbers of images a feature value from which it is known.
 """
 
 import argparse
