@@ -4,7 +4,8 @@
 
 For classes taught with n images each, an attacker who holds the model file scores candidate images: members, which
 were learned, and others of the same classes, which were not. The score is the closeness of the image's features to
-the class's statistics (NCM: the distance to the mean; RDA: the Mahalanobis distance the model itself uses). AUC 0.5
+the class's statistics (NCM: the distance to the mean; RDA: the Mahalanobis distance by the covariances as the file
+has them, without the caution with which the model uses them while they rest on few images). AUC 0.5
 means that he cannot tell, 1 that he always can. Two kinds of images are tested: *new* ones, which the network was
 never trained on (members and others both come from the test split), and *training* ones against test images, which
 shows what the network, not the statistics, gives away. Each case is repeated over seeds.
@@ -24,6 +25,7 @@ from nocl.data.cifar100 import cifar100
 from nocl.data.images import ImageSet
 from nocl.files import file_digest, write_json
 from nocl.learner import FrozenLearner
+from nocl.methods import rda
 from nocl.version import __version__
 from nocl.weights import file as weights_file
 
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    rda._KNOWN_FROM = 1e-9  # type: ignore[assignment]
     data = cifar100(root=given.root)
     wide = empty_model("rda", {"shortlist": None})
     extract = wide.learner_
