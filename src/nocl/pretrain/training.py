@@ -262,7 +262,7 @@ class _Training:
         self.network.eval()
         draw = generator(self.seed, "augment", index)
         kept = []
-        for images, targets in self._images(base, index, draw):
+        for images, targets in track(self._images(base, index, draw), "features for the heads", _count(base)):
             viewed, wanted = self.objective.views(images, targets, draw)
             kept.append((model(self.objective.normalise(viewed)), wanted))
         return kept
