@@ -20,6 +20,7 @@ from nocl.data import Dataset, ImageSet
 from nocl.features import FeatureData, extract, trained_classes
 from nocl.files import write_tensors
 from nocl.learner import FrozenLearner
+from nocl.lookup import UnknownNameError
 from nocl.methods import METHODS, make
 from nocl.methods.ncm import NCM
 from nocl.pretrain import WrongBaseError
@@ -140,6 +141,10 @@ def test_a_leak_is_refused_unless_allowed_and_then_counted() -> None:
 
 def test_contender_is_read_with_its_parameters() -> None:
     assert Contender.parse("ncm") == Contender("ncm", {})
+    assert Contender.parse("rda@preset=compact,rank=8") == Contender("rda", {"storage": "lowrank", "rank": 8})
+    for wrong in ("rda@rnak=8", "rda@preset=compcat", "rdaa"):
+        with pytest.raises(UnknownNameError, match="did you mean"):
+            Contender.parse(wrong)
     wanted = {"stages": [1, 2], "activation": "sigmoid", "gamma": 1}
     assert Contender.parse("acil@stages=[1,2],activation=sigmoid,gamma=1") == Contender("acil", wanted)
     with pytest.raises(ValueError, match="write key=value"):

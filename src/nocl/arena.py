@@ -32,7 +32,7 @@ from nocl.batch import JSON, Batch
 from nocl.evaluate import row
 from nocl.features import FeatureData, tensors
 from nocl.files import digest
-from nocl.job import parse_settings
+from nocl.job import Job, parse_settings
 from nocl.learner import FrozenLearner
 from nocl.methods import make
 from nocl.pretrain import Objective, Trained, WrongBaseError, heads_on_features, load_weights
@@ -59,11 +59,15 @@ class Contender:
     def parse(cls, text: str) -> "Contender":
         """From ``slda`` or ``slda@covariance=fixed,update=official``; values are JSON or plain text.
 
+        ``preset`` takes the method's named settings. A wrong name is an error now, not when its turn comes.
+
         >>> Contender.parse("ranpac@expansion=500,ridge=0.1")
         Contender(method='ranpac', params={'expansion': 500, 'ridge': 0.1})
         """
         method, _, settings = text.partition("@")
-        return cls(method, parse_settings(re.split(r",(?=[\w.]+=)", settings) if settings else []))
+        params = parse_settings(re.split(r",(?=[\w.]+=)", settings) if settings else [])
+        preset = params.pop("preset", None)
+        return cls(method, Job(method, params, preset=None if preset is None else str(preset)).chosen())
 
 
 @dataclass(frozen=True)
