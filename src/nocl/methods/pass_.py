@@ -9,9 +9,9 @@ the same by the network as the last session left it, tau = 0.1 and old classes c
 
     r^2 = mean over base classes of trace(covariance) / d;    answer: argmax_c head(theta(x))[4c]
 
-The base session minimises the first term alone. PASS was made for a hundred epochs a session. In one pass of batches
-of ten, the rows of a new class get a few dozen steps of Adam against two terms of weight ten that ask for no change,
-and start from chance: it keeps what it had and learns almost nothing new, as the NO-CL paper's tables show.
+The base session minimises the first term alone. PASS was made for a hundred epochs a session. In one pass of batches of
+ten the NO-CL paper finds that it keeps the base classes and learns almost nothing new; ours loses base classes and
+learns some of the new (``docs/methods/pass.md`` has the numbers and the likely reasons).
 
 Differences from the public codes (Impression2805/CVPR21_PASS; PyCIL):
 
