@@ -10,7 +10,7 @@ z = theta(x), z_old the same by the network as the last session left it, tau = 0
     answer: argmax_c head(theta(x))_c
 
 The base session minimises CE(head(z) / tau, y). Features behind a ReLU are never negative, so w is far from 0 for new
-images too and takes most of the first term away; with one pass that leaves little to learn new classes from.
+images too and takes most of the first term away (``docs/methods/ssre.md`` has the measured share).
 
 Differences from the public codes (zhukaii/SSRE, whose base training is not published; PyCIL, used by NO-CL's authors):
 
