@@ -157,24 +157,26 @@ def test_one_image_a_dead_unit_and_an_unseen_class(covariance: str) -> None:
     assert torch.isfinite(scores[:, 1:]).all()
 
 
-def test_chunks_of_rows_do_not_change_the_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [3, 2048])
+@pytest.mark.parametrize("values", [1, 3 * 2 * 5])
+def test_pieces_of_rows_and_classes_do_not_change_the_distances(
+    rows: int, values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner = _taught()
     whole = learner.score(TEST)
-    monkeypatch.setattr("nocl.methods.fecam._VALUES_AT_ONCE", 3 * 4 * 5)
+    monkeypatch.setattr(fecam, "_ROWS_AT_ONCE", rows)
+    monkeypatch.setattr(fecam, "_VALUES_AT_ONCE", values)
     torch.testing.assert_close(learner.score(TEST), whole, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize(("covariance", "pieces"), [("diagonal", 1), ("shared", 1), ("full", 5)])
-def test_a_piece_holds_as_many_rows_as_its_product_allows(
-    covariance: str, pieces: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("covariance", ["diagonal", "shared", "full"])
+def test_rows_are_scored_in_pieces_of_bounded_size(covariance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     z, y = blobs(4, 12, 5)
     learner = on_features(FeCAM, 5, covariance=covariance)
     feed(learner, z, y)
     sizes: list[int] = []
     real = fecam._squared_lengths
     monkeypatch.setattr(fecam, "_squared_lengths", lambda q, *more: (sizes.append(len(q)), real(q, *more))[1])
-    monkeypatch.setattr(fecam, "_VALUES_AT_ONCE", 10 * 4)  # ten rows of four distances, or two of four vectors
+    monkeypatch.setattr(fecam, "_ROWS_AT_ONCE", 4)
     learner.score(z[:10])
-    assert len(sizes) == pieces
-    assert sum(sizes) == 10
+    assert sizes == [4, 4, 2]

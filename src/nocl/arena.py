@@ -43,7 +43,7 @@ from nocl.seeding import generator
 from nocl.stream import Stream, parse_partition
 
 log = logging.getLogger(__name__)
-BATCH, ROWS_AT_ONCE = 10, 500
+BATCH, ROWS_AT_ONCE, TESTED_AT_ONCE = 10, 500, 2000
 PROBE = "joint linear probe"
 ON_FEATURES = "trained on features, one view of each image"  # what a result says of such heads
 
@@ -164,7 +164,7 @@ class Contest:
             timed.add(each.partition)
             if pace is not None:
                 learner.log_["seconds_per_1000"] = pace
-            results.append(run(learner, stream))
+            results.append(run(learner, stream, test_batch=TESTED_AT_ONCE))
             if keep is not None:
                 keep(results[-1])
             log.info("%s %s order %d: Acc %.4f", contender, each.partition, each.order, results[-1].acc)

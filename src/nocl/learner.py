@@ -316,8 +316,9 @@ class Learner(nn.Module):
     def state_bytes(self) -> dict[str, int]:
         """What is kept between batches, by kind. Exemplars are the buffers under a name that starts with memory."""
         sizes = {"network": 0, "statistics": 0, "exemplars": 0}
+        of_network = self.network_state_names()
         for name, tensor in self.state_dict().items():
-            kind = "network" if name in self.network_state_names() else "statistics"
+            kind = "network" if name in of_network else "statistics"
             sizes["exemplars" if name.startswith("memory.") else kind] += tensor.numel() * tensor.element_size()
         return sizes
 

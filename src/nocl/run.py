@@ -34,12 +34,14 @@ def run(
     folder: Path | None = None,
     cache: Path | None = None,
     on_session: Callable[[RunResult], None] | None = None,
+    test_batch: int = 128,
 ) -> RunResult:
     """Run the protocol.
 
     A learner that comes with its base session behind it is not given it again.
     ``folder`` keeps the state and the result so far, and is where a run continues; ``cache`` keeps trained base
-    networks; ``on_session`` is called with the result so far after each session.
+    networks; ``on_session`` is called with the result so far after each session; ``test_batch`` images are answered at
+    once, which changes the speed alone.
     """
     where = environment(learner.device)  # now: a checkout may move on while the run lasts
     result = _continue(learner, stream, folder)
@@ -47,7 +49,7 @@ def run(
         start = perf_counter()
         if not int(learner.n_base_):
             learner.fit_base(stream.base, workdir=cache)
-        result = _record(None, learner, stream, perf_counter() - start, where)
+        result = _record(None, learner, stream, perf_counter() - start, where, test_batch)
         _keep(learner, result, folder, on_session)
     for session in stream:
         if session.index < len(result.accuracy):
@@ -56,18 +58,18 @@ def run(
         for x, y in track(session, f"session {session.index}/{len(stream)}"):
             learner.observe(x, y)
         learner.end_session()
-        result = _record(result, learner, stream, perf_counter() - start, where)
+        result = _record(result, learner, stream, perf_counter() - start, where, test_batch)
         _keep(learner, result, folder, on_session)
     return result
 
 
 def _record(
-    before: RunResult | None, learner: Learner, stream: Stream, seconds: float, where: dict[str, JSON]
+    before: RunResult | None, learner: Learner, stream: Stream, seconds: float, where: dict[str, JSON], test_batch: int
 ) -> RunResult:
     """Test on everything seen so far and add one row to the result."""
     session = 0 if before is None else len(before.accuracy)
     start = perf_counter()
-    row = assess(learner, stream.test_sets(session), stream.blocks)
+    row = assess(learner, stream.test_sets(session), stream.blocks, test_batch)
     test_seconds = perf_counter() - start
 
     def grown(name: str, value: Any) -> tuple[Any, ...]:

@@ -47,14 +47,15 @@ class Shortlist:
         self._fill(everything[chosen], sample)
         for part in everything[~chosen].split(_CLASSES_AT_ONCE):
             self._fill(part, precisions(part).float())
-        self.plain = self.quadrics / self.weight[:, None] / self.weight  # for u without weights
+        plain = self.quadrics / self.weight[:, None] / self.weight  # for u without weights
+        self.sides = plain.permute(2, 0, 1).flatten(1)  # [d, k d], so that u times it is every Q_k u
 
     def distances(self, u: Tensor) -> Tensor:
         """[B, K] of u [B, d]."""
         return torch.cat([self._some_distances(part) for part in u.split(_IMAGES_AT_ONCE)])
 
     def _some_distances(self, u: Tensor) -> Tensor:
-        turned = (u @ self.plain.mT.reshape(-1, self.dim).T).view(len(u), -1, self.dim)  # [B, k, d]
+        turned = (u @ self.sides).view(len(u), -1, self.dim)  # [B, k, d]
         terms = torch.cat([u.square(), u, (turned @ u[:, :, None])[:, :, 0]], 1)
         return terms @ self.table + self.constant
 

@@ -35,7 +35,8 @@ from nocl.linalg import Cached, inverse_root
 from nocl.prototypes import ClassStats, tukey
 
 _MATRICES_AT_ONCE = 64
-_VALUES_AT_ONCE = 1 << 24  # of a [rows, classes x d] product: 64 MB in float32
+_ROWS_AT_ONCE = 2048
+_VALUES_AT_ONCE = 1 << 19  # of a [rows, classes x d] product: 2 MB in float32, so that it stays in a cache
 
 
 class FeCAM(FrozenLearner):
@@ -122,9 +123,7 @@ class FeCAM(FrozenLearner):
         state = (self.stats.count, self.stats.mean, self.stats.scatter, self.common_, self.session.count)
         roots, anchors = self._metric.get(state, lambda: self._measure(z.dtype), z.dtype)
         q = F.normalize(self._g(z), dim=1)
-        in_a_row = anchors.numel() if len(roots) > 1 and roots.ndim == 3 else len(anchors)
-        rows = max(1, _VALUES_AT_ONCE // max(1, in_a_row))
-        distances = [_squared_lengths(part, roots, anchors) for part in torch.split(q, rows)]
+        distances = [_squared_lengths(part, roots, anchors) for part in torch.split(q, _ROWS_AT_ONCE)]
         return -torch.cat(distances).masked_fill(self.stats.count == 0, float("inf"))
 
     def _g(self, z: Tensor) -> Tensor:
@@ -203,12 +202,12 @@ def _floor(matrix: Tensor) -> Tensor:
 
 
 def _squared_lengths(q: Tensor, roots: Tensor, anchors: Tensor) -> Tensor:
-    """|root_c q - anchor_c|^2 for all rows and classes [B, K], in one product: anchors are the roots' prototypes."""
-    n_classes, d = anchors.shape
+    """|root_c q - anchor_c|^2 for all rows and classes [B, K]: anchors are the roots' prototypes."""
     if roots.ndim == 2:  # diagonal: a weighted Euclidean distance
         squares = q.square() @ roots.square().T - 2 * q @ (roots * anchors).T + anchors.square().sum(1)
         return squares.clamp_min(0)
     if len(roots) == 1:  # shared: distances after one whitening
         return torch.cdist(q @ roots[0].T, anchors).square()
-    seen = (q @ roots.reshape(n_classes * d, d).T).view(len(q), n_classes, d)
-    return (seen - anchors).square().sum(2)
+    at_once = max(1, _VALUES_AT_ONCE // max(1, q.numel()))
+    pieces = zip(roots.split(at_once), anchors.split(at_once))
+    return torch.cat([((q @ some.flatten(0, 1).T).view(len(q), *a.shape) - a).square().sum(2) for some, a in pieces], 1)

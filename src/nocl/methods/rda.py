@@ -268,7 +268,7 @@ class RDA(FrozenLearner):
             rule.sizes[columns[~closed]] = sizes.to(rule.sizes)
             if len(self.stats) <= _FACTORS_KEPT:
                 rule.keep(columns[~closed], roots, sizes)
-            seen = torch.linalg.solve(rule.basis, roots, left=False).to(out)  # A G^-1
+            seen = (roots @ rule.back).to(out)  # A G^-1
             out[~closed] = seen.mT @ seen
         return out
 
@@ -347,7 +347,8 @@ class _Rule:
     def __init__(self, stats: ClassStats, root: Tensor, noise: Tensor, low: LowRankInverses | None) -> None:
         self.mean, self.low = stats.mean.float(), low
         self.noise = noise.float()  # [K], what the means' noise adds to the distances
-        self.basis = root if low is None else low.basis  # float64 [d, d]
+        self.basis = root if low is None else low.basis  # G, float64 [d, d]
+        self.back = torch.linalg.inv(self.basis)
         centre = (stats.count[:, None] * stats.mean).sum(0) / stats.count.sum().clamp_min(1)
         self.turn, self.origin = self.basis.float(), (self.basis @ centre).float()
         self.seen = ((stats.mean - centre) @ self.basis.T).float()  # [K, d], the means
