@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from nocl import paper
+from nocl.batch import JSON
 from nocl.cli import app
 from nocl.data import MissingDataError
 from nocl.experiments import EXPERIMENTS, USUAL, Choice, chosen_rows, describe, find, plan
 from nocl.files import write_tensors
 from nocl.given import run_arena, split
-from nocl.grid import Event, base_of, folder_of
-from nocl.grid.estimate import cost, total_seconds
+from nocl.grid import Event, base_of, estimate, folder_of
+from nocl.grid.estimate import cost, seconds_on_features, total_seconds
+from nocl.job import Job
 from nocl.methods import make
 from nocl.metrics import hm
 from nocl.nets import build
@@ -345,3 +348,19 @@ def test_cost_counts_shared_networks_once_and_believes_finished_runs() -> None:
     assert total_seconds(jobs, [], {base_of(job) for job in jobs}, 2) == pytest.approx(sum(c.rest for c in costs) / 2)
     known = cost(jobs[0], [dsr(0.5, dataset="glyphs")])  # its sessions took 1 and 2 s, its tests 0.1 s each
     assert (known.rest, known.from_results) == (pytest.approx(3.3), True)
+
+
+def test_cost_on_features_adds_up_what_each_part_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(estimate, "perf_counter", lambda: next(clock))  # every part takes a second
+    small: dict[str, JSON] = {"n_classes": 20, "train_per_class": 8, "test_per_class": 2}
+    job = Job("dsr", {"dim": 16, "backbone": "tiny_resnet18"}, dataset="glyphs", options=small, partition="60+10x4")
+    found = seconds_on_features(job, [])
+    learned = 8 * 8 / 40  # 8 novel classes of 8 images, tried on 40 rows of noise
+    tested = (12 + 14 + 16 + 18 + 20) * 2 / 40
+    assert (found.base, found.from_results) == (1, False)  # as long for more rows: it is paid once
+    assert found.rest == pytest.approx(learned + 4 + tested)  # four ends of sessions, whatever their images
+    known = seconds_on_features(job, [dsr(0.5, dataset="glyphs")])
+    assert (known.rest, known.from_results) == (pytest.approx(3.3), True)
+    with pytest.raises(TypeError, match="does not run on features"):
+        seconds_on_features(Job("scr", dataset="glyphs", options=small), [])

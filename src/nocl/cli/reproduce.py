@@ -1,6 +1,7 @@
 """``nocl reproduce``: a table or figure of the paper by one command; and the summary of what was reproduced."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,8 @@ from nocl.experiments import EXPERIMENTS, MEMORIES, Choice, Experiment, Run, cho
 from nocl.files import write_json
 from nocl.given import Split, arena_folder, run_arena, split
 from nocl.grid import RUNS, Engine, Event, Outcome, base_of, finished, folder_of, run_grid
-from nocl.grid.estimate import feature_seconds, total_seconds
-from nocl.job import parse_settings
+from nocl.grid.estimate import feature_seconds, seconds_on_features, total_seconds
+from nocl.job import Job, parse_settings
 from nocl.report.reproduction import committed, rebuild, save_plan, write_summary
 from nocl.report.tables import duration
 from nocl.results import RunResult
@@ -192,13 +193,21 @@ def _show_plan(experiment: Experiment, choice: Choice, given: Split, out: Path, 
     bases = {base_of(run.job) for run in left if not choice.weights} - trained
     known = [result for path in (out / RUNS).glob(f"*/{RESULT}") if (result := RunResult.load(path)).finished]
     seconds = total_seconds([run.job for run in left if run in given.grid], known, trained, workers)
-    seconds += sum(
-        feature_seconds(job) for job in {run.job.dataset: run.job for run in left if run in given.arena}.values()
-    )
+    seconds += _arena_seconds([run.job for run in left if run in given.arena], known)
     typer.echo(
         f"{len(runs)} runs: {len(runs) - len(left)} finished, {len(left)} to run; {len(bases)} base networks to train; "
         f"roughly {duration(seconds)} with {workers} workers of {threads} threads"
     )
+
+
+def _arena_seconds(jobs: Sequence[Job], known: list[RunResult]) -> float:
+    """Features of each data set once, each method's base session once, and all orders; one after another."""
+    seconds = sum(feature_seconds(job) for job in {job.dataset: job for job in jobs}.values())
+    for job in {job.with_changes(seed=0).digest(): job for job in jobs}.values():
+        needed = seconds_on_features(job, known)
+        orders = sum(job.with_changes(seed=0).digest() == other.with_changes(seed=0).digest() for other in jobs)
+        seconds += needed.base + orders * needed.rest
+    return seconds
 
 
 def _names(text: str) -> tuple[str, ...]:
