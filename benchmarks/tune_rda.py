@@ -76,9 +76,9 @@ class Bench:
         return sum(scores.hm or 0.0 for scores in found) / len(found)
 
 
-def train(stream: Stream, backbone: str, epochs: int, cache: Path) -> tuple[Path, dict[str, JSON]]:
+def train(stream: Stream, backbone: str, recipe: dict[str, JSON], cache: Path) -> tuple[Path, dict[str, JSON]]:
     """The pseudo-base network as a file."""
-    learner = RDA(backbone=backbone, recipe={**RECIPE, "epochs": epochs})
+    learner = RDA(backbone=backbone, recipe=recipe)
     learner.meet(stream.base.classes)
     origin = learner.train_network(stream.base, cache).origin
     path = cache / f"pseudo-base-{origin['key']}.safetensors"
@@ -105,7 +105,7 @@ def main() -> None:
     args = arguments.parse_args()
     whole = data.load("cifar100", root=args.data)
     copy = class_incremental(base_only(whole, class_incremental(whole).blocks[0]), partition=PARTITION)
-    path, origin = train(copy, args.backbone, args.epochs, args.cache)
+    path, origin = train(copy, args.backbone, {**RECIPE, "epochs": args.epochs}, args.cache)
     bank = Bank(extract(copy.data, path, cache=args.cache, backbone=args.backbone, stages=STAGES), args.backbone)
     best, trials = settle(Bench(bank, copy.blocks, args.backbone))
     command = f"python benchmarks/tune_rda.py --backbone {args.backbone} --epochs {args.epochs}"

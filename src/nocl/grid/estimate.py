@@ -48,7 +48,7 @@ def cost(job: Job, known: Sequence[RunResult]) -> Cost:
     sizes = parse_partition(job.partition, n_classes)
     pace = seconds_per_image(learner.backbone, side)
     epochs = 0 if learner.weights else learner.full_recipe.epochs
-    base = epochs * sizes[0] * n_train * _views(learner.full_recipe.objective) * pace
+    base = epochs * sizes[0] * n_train * views(learner.full_recipe.objective) * pace
     if (taken := _taken(job, known)) is not None:
         return Cost(base, taken, True)
     online = sum(sizes[1:]) * n_train * _passes(learner, job.batch_size) * pace
@@ -146,7 +146,7 @@ def _sizes(job: Job) -> tuple[int, int, int, int]:
     return data.n_classes, len(data.train) // data.n_classes, len(data.test) // data.n_classes, data.image_size
 
 
-def _views(objective: str) -> int:
+def views(objective: str) -> int:
     """Images that pass the network for each image of a base batch."""
     views = 2 if objective.startswith("sc") else 1
     return views * (2 if "+da" in objective else 1) + (3 if "+ssl" in objective else 0)

@@ -1,0 +1,77 @@
+"""Which base training serves which method: strategies with an equal number of epochs, rivals on each one's features.
+
+    python benchmarks/base_strategies.py --data FOLDER --epochs 4
+
+The whole problem is made of base classes' training images (36 pseudo-base, 24 pseudo-novel; see :mod:`nocl.tune`), so
+the answer may be used to choose a recipe; no novel class and no test image is read. Each strategy trains one network;
+``rda``, ``slda``, ``ncm`` and ``dsr`` then learn on its frozen features, as ``nocl compare`` has them do. Epochs are equal,
+time is not: ``passes`` counts the images that go through the network for each image of an epoch. A trained network is
+kept in ``--cache`` and found again.
+"""
+
+from pathlib import Path
+
+from bank import keep, parser
+from nocl import data
+from nocl.arena import Contender, Contest, Course, stages_of
+from nocl.batch import JSON
+from nocl.features import extract
+from nocl.grid.estimate import views
+from nocl.results import RunResult
+from nocl.stream import Stream, class_incremental
+from nocl.tune import PARTITION, base_only
+from tune_rda import RECIPE, train
+
+STRATEGIES: dict[str, dict[str, JSON]] = {
+    "ce": {},
+    "sc": {"objective": "sc"},
+    "ce+da": {"objective": "ce+da"},
+    "ce+ssl": {"objective": "ce+ssl"},
+    "sc+da": {"objective": "sc+da"},
+    "sc+ssl": {"objective": "sc+ssl"},
+    "ce, images as they are": {"augment": "none"},
+    "ce, constant rate": {"schedule": "constant"},
+}
+METHODS = ("rda", "slda", "ncm", "dsr@dim=256")
+
+
+def rivals(stream: Stream, network: Path, backbone: str, cache: Path) -> dict[str, JSON]:
+    """Scores of each method on this network's features, in percent."""
+    course = Course(PARTITION, 0, stream.blocks, 0, 0)
+    found: dict[str, JSON] = {}
+    for text in METHODS:
+        contender = Contender.parse(text)
+        stages = stages_of(contender, backbone, stream.image_size)
+        features = extract(stream.data, network, cache=cache, backbone=backbone, stages=stages)
+        found[text] = percents(Contest(features, network, backbone).runs(contender, [course])[0])
+    return found
+
+
+def percents(result: RunResult) -> dict[str, JSON]:
+    """Acc, base, novel and HM after the last session."""
+    values = {"acc": result.acc, "base": result.base_acc, "novel": result.novel_acc, "hm": result.hm}
+    return {name: None if value is None else round(100 * value, 2) for name, value in values.items()}
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("strategies", nargs="*", default=list(STRATEGIES))
+    arguments.add_argument("--backbone", default="tiny_resnet18")
+    arguments.add_argument("--epochs", type=int, default=4)
+    args = arguments.parse_args()
+    whole = data.load("cifar100", root=args.data)
+    copy = base_only(whole, class_incremental(whole).blocks[0])
+    rows: list[JSON] = []
+    for name in args.strategies:
+        stream = class_incremental(copy, partition=PARTITION)  # a session can be read once
+        recipe = {**RECIPE, **STRATEGIES[name], "epochs": args.epochs}
+        network, origin = train(stream, args.backbone, recipe, args.cache)
+        row = rivals(stream, network, args.backbone, args.cache)
+        rows.append({"strategy": name, "passes": views(str(recipe.get("objective", "ce"))), "base": origin, **row})
+        print(name, row, flush=True)
+        command = f"python benchmarks/base_strategies.py --backbone {args.backbone} --epochs {args.epochs}"
+        keep(args.out / "base_strategies.json", command, None, rows=rows, stream=stream.describe())
+
+
+if __name__ == "__main__":
+    main()
