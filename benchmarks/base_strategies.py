@@ -4,9 +4,9 @@
 
 The whole problem is made of base classes' training images (36 pseudo-base, 24 pseudo-novel; see :mod:`nocl.tune`), so
 the answer may be used to choose a recipe; no novel class and no test image is read. Each strategy trains one network;
-``rda``, ``slda``, ``ncm`` and ``dsr`` then learn on its frozen features, as ``nocl compare`` has them do. Epochs are equal,
-time is not: ``passes`` counts the images that go through the network for each image of an epoch. A trained network is
-kept in ``--cache`` and found again.
+``rda``, ``slda``, ``ncm`` and ``dsr`` then learn on its frozen features, as ``nocl compare`` has them do. Epochs are
+equal, time is not: ``passes`` counts the images that go through the network for each image of an epoch. A trained
+network is kept in ``--cache`` and found again.
 """
 
 from pathlib import Path
