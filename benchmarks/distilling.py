@@ -1,4 +1,4 @@
-"""Why PASS and SSRE learn little in one pass: their terms switched off one by one, from one base network.
+"""What PASS and SSRE keep and learn in one pass: their terms switched off one by one, from one base network.
 
     python benchmarks/distilling.py --weights BASE.safetensors [--dataset glyphs] [--out FILE]
 
@@ -22,6 +22,9 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "pass, nothing keeps features": ("pass", {"weight_kd": 0.0}),
     "pass, nothing reminds": ("pass", {"weight_proto": 0.0}),
     "pass, neither": ("pass", {"weight_kd": 0.0, "weight_proto": 0.0}),
+    "pass, batch statistics kept": ("pass", {"freeze_batchnorm": True}),
+    "pass, a tenth of the rate": ("pass", {"lr": 1e-4}),
+    "pass, both": ("pass", {"lr": 1e-4, "freeze_batchnorm": True}),
     "ssre": ("ssre", {}),
     "ssre, answer by means": ("ssre", {"answer": "mean"}),
     "ssre, nothing keeps features": ("ssre", {"weight_kd": 0.0}),
