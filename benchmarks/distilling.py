@@ -36,6 +36,7 @@ OUT = Path(__file__).parent / "results" / "distilling.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variants", nargs="*", default=list(VARIANTS), help="default: all")
     parser.add_argument("--weights", required=True, help="safetensors file of the base network")
     parser.add_argument("--dataset", default="glyphs")
     parser.add_argument("--partition", default="60+4x10")
@@ -43,7 +44,8 @@ def main() -> None:
     options = parser.parse_args()
     where, rows = environment("cpu"), []
     data = {"test_per_class": 10} if options.dataset == "glyphs" else {}
-    for name, (method, params) in VARIANTS.items():
+    for name in options.variants:
+        method, params = VARIANTS[name]
         params = {"weights": options.weights, "recipe": HEADS, **params}
         job = Job(method, params, dataset=options.dataset, options=data, partition=options.partition, seed=0)
         stream = job.stream()
