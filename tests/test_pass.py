@@ -137,6 +137,14 @@ def test_distillation_holds_features_where_they_were() -> None:
     assert drift(free) > 20 * held_drift
 
 
+def test_preset_slow_moves_features_less_and_leaves_the_batch_statistics() -> None:
+    usual, slow = fitted(PASS, {}), fitted(PASS, PASS.presets["slow"])
+    statistics = {name: value.clone() for name, value in slow.network.named_buffers()}
+    assert drift(slow) < drift(usual) / 2
+    assert all(torch.equal(value, statistics[name]) for name, value in slow.network.named_buffers())
+    assert any(not torch.equal(value, statistics[name]) for name, value in usual.network.named_buffers())
+
+
 def test_means_are_of_the_features_as_they_came() -> None:
     learner = fitted(PASS, {})
     x, y = easy_images((12,), 4, seed=2)
