@@ -5,10 +5,11 @@
 The whole problem is made of base classes' training images (36 pseudo-base, 24 pseudo-novel; see :mod:`nocl.tune`), so
 the answer may be used to choose a recipe; no novel class and no test image is read. Each strategy trains one network;
 ``rda``, ``slda``, ``ncm`` and ``dsr`` then learn on its frozen features, as ``nocl compare`` has them do. Epochs are
-equal, time is not: ``passes`` counts the images that go through the network for each image of an epoch. A trained
-network is kept in ``--cache`` and found again.
+equal, time is not: ``passes`` counts the images that go through the network for each image of an epoch. Strategies that
+are in the file of results already are not run again, and a stopped training goes on from ``--cache``.
 """
 
+import json
 from pathlib import Path
 
 from bank import keep, parser
@@ -17,7 +18,7 @@ from nocl.arena import Contender, Contest, Course, stages_of
 from nocl.batch import JSON
 from nocl.features import extract
 from nocl.grid.estimate import views
-from nocl.results import RunResult
+from nocl.results import RunResult, environment
 from nocl.stream import Stream, class_incremental
 from nocl.tune import PARTITION, base_only
 from tune_rda import RECIPE, train
@@ -61,16 +62,20 @@ def main() -> None:
     args = arguments.parse_args()
     whole = data.load("cifar100", root=args.data)
     copy = base_only(whole, class_incremental(whole).blocks[0])
-    rows: list[JSON] = []
-    for name in args.strategies:
+    path = args.out / f"base_strategies-{args.backbone}-{args.epochs}.json"
+    rows: list[JSON] = json.loads(path.read_text())["rows"] if path.exists() else []
+    done = {row["strategy"] for row in rows if isinstance(row, dict)}
+    for name in (name for name in args.strategies if name not in done):
         stream = class_incremental(copy, partition=PARTITION)  # a session can be read once
         recipe = {**RECIPE, **STRATEGIES[name], "epochs": args.epochs}
+        commit = environment()["commit"]
         network, origin = train(stream, args.backbone, recipe, args.cache)
         row = rivals(stream, network, args.backbone, args.cache)
-        rows.append({"strategy": name, "passes": views(str(recipe.get("objective", "ce"))), "base": origin, **row})
+        passes = views(str(recipe.get("objective", "ce")))
+        rows.append({"strategy": name, "passes": passes, "commit": commit, "base": origin, **row})
         print(name, row, flush=True)
         command = f"python benchmarks/base_strategies.py --backbone {args.backbone} --epochs {args.epochs}"
-        keep(args.out / "base_strategies.json", command, None, rows=rows, stream=stream.describe())
+        keep(path, command, None, rows=rows, stream=stream.describe())
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ from torch import Tensor, nn
 from nocl import linalg
 from nocl.batch import JSON
 from nocl.learner import FrozenLearner, Learner, UnsupportedError
+from nocl.pretrain import Recipe
 from nocl.prototypes import ClassStats, check_features, shrink_covariances, tukey
 from nocl.shapes import ClassShapes, LowRankInverses
 from nocl.shortlist import Shortlist
@@ -80,6 +81,9 @@ class RDA(FrozenLearner):
 
     depends_on_batching: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
+    base_recipe = Recipe(
+        epochs=25, schedule="onecycle", weight_decay=5e-4, augment="crop_flip", normalize=True
+    )  # see docs/methods/rda.md
     presets: ClassVar[dict[str, dict[str, JSON]]] = PRESETS
 
     def __init__(
