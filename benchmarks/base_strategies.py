@@ -6,19 +6,20 @@ The whole problem is made of base classes' training images (36 pseudo-base, 24 p
 the answer may be used to choose a recipe; no novel class and no test image is read. Each strategy trains one network;
 ``rda``, ``slda``, ``ncm`` and ``dsr`` then learn on its frozen features, as ``nocl compare`` has them do. Epochs are
 equal, time is not: ``passes`` counts the images that go through the network for each image of an epoch. Strategies that
-are in the file of results already are not run again, and a stopped training goes on from ``--cache``.
+are in the file of results already are not run again (name another ``--out`` to repeat them), and a stopped training
+goes on from ``--cache``.
 """
 
 import json
 from pathlib import Path
 
-from bank import keep, parser
+from bank import keep, parser, percent
 from nocl import data
 from nocl.arena import Contender, Contest, Course, stages_of
 from nocl.batch import JSON
 from nocl.features import extract
 from nocl.grid.estimate import views
-from nocl.results import RunResult, environment
+from nocl.results import environment
 from nocl.stream import Stream, class_incremental
 from nocl.tune import PARTITION, base_only
 from tune_rda import RECIPE, train
@@ -44,14 +45,8 @@ def rivals(stream: Stream, network: Path, backbone: str, cache: Path) -> dict[st
         contender = Contender.parse(text)
         stages = stages_of(contender, backbone, stream.image_size)
         features = extract(stream.data, network, cache=cache, backbone=backbone, stages=stages)
-        found[text] = percents(Contest(features, network, backbone).runs(contender, [course])[0])
+        found[text] = percent(Contest(features, network, backbone).runs(contender, [course])[0].last)
     return found
-
-
-def percents(result: RunResult) -> dict[str, JSON]:
-    """Acc, base, novel and HM after the last session."""
-    values = {"acc": result.acc, "base": result.base_acc, "novel": result.novel_acc, "hm": result.hm}
-    return {name: None if value is None else round(100 * value, 2) for name, value in values.items()}
 
 
 def main() -> None:
