@@ -28,7 +28,7 @@ from nocl.pretrain import WrongBaseError
 from nocl.report.experiment import Record, lines, place, to_csv, to_html, to_latex, to_markdown
 from nocl.report.figures import draw
 from nocl.report.paired import paired
-from nocl.report.reproduction import BEGIN, END, committed, rebuild, save_plan, summary, write_summary
+from nocl.report.reproduction import BEGIN, END, Kept, committed, rebuild, save_plan, summary, write_summary
 from nocl.results import RunResult
 from nocl.run import run
 
@@ -142,6 +142,25 @@ def test_results_find_their_rows_by_parameters() -> None:
     assert place(find("main-60-4-10"), [dsr(0.5, dim=64), result(method="ncm")]) == []
 
 
+def test_results_made_for_an_experiment_may_stray_in_what_its_rows_leave_open() -> None:
+    experiment = find("lambda")
+    cut = [dsr(0.4, power=0.1, dim=64), dsr(0.5, dim=64)]
+    assert place(experiment, cut) == []
+    records = place(experiment, [*cut, dsr(0.6, power=0.2, dim=64)], loosely=True)  # no row has a power of 0.2
+    assert [record.row.label for record in records] == ["lambda = 0.1", "lambda = 0.5"]
+    table = lines(experiment, [*records, *place(experiment, [dsr(0.7)]), *records])
+    found = [(line.label, line.ours["acc"].mean, line.ours["acc"].seeds) for line in table if line.runs]
+    assert found == [("lambda = 0.1, dim=64", 40, 1), ("lambda = 0.5, dim=64", 50, 1), ("lambda = 0.5", 70, 1)]
+    (line,) = lines(find("convergence"), place(find("convergence"), cut[1:], loosely=True))[:1]
+    assert (line.setting, line.verdict) == ("dim=64", "no paper value")
+    params = {**make("scr").get_params(), "lr": 0.3}
+    scr = result(0.5, 0.5, method="scr", params=params, stream=dsr(0.5).stream, base={})
+    assert [r.row.label for r in place(find("main-60-4-10"), [scr], loosely=True)] == ["SCR"]  # not SCR_ft
+    main = find("main-60-4-10")
+    (line,) = [line for line in lines(main, place(main, [dsr(0.48, dim=64)], loosely=True)) if line.runs]
+    assert line.verdict == "reproduced; other setting"
+
+
 def test_table_has_paper_and_ours_with_difference_and_verdict() -> None:
     experiment = find("main-60-4-10")
     records = place(experiment, [dsr(0.47, order=0), dsr(0.49, order=1), dsr(0.2, weights="/there/given.safetensors")])
@@ -186,8 +205,10 @@ def test_command_runs_and_finds_its_runs_again(tmp_path: Path) -> None:
     command = ["reproduce", "convergence", "--scale", "small", "--seeds", "1", "--out", str(tmp_path)]
     answer = CliRunner().invoke(app, [*command, "--keep", str(tmp_path / "kept")])
     assert answer.exit_code == 0, answer.output
-    assert "| DSR | glyphs |  | tiny\\_resnet18, sc, 1 epochs |" in answer.stdout
-    (kept,) = committed(tmp_path / "kept")
+    assert "| glyphs |  | tiny\\_resnet18, sc, 1 epochs |" in answer.stdout
+    assert "| DSR, dim=" in answer.stdout  # a trial's parameters are not the row's
+    ((kept, folder),) = committed(tmp_path / "kept")
+    assert folder == "convergence"
     assert kept.finished
     assert len(kept.log["lower_loss"]) == 3 * 10  # type: ignore[arg-type]  # three iterations in ten sessions
     assert CliRunner().invoke(app, command).stderr.count("found") == 1
@@ -245,15 +266,17 @@ def test_table_is_rebuilt_from_results_alone(tmp_path: Path) -> None:
 def test_summary_replaces_its_part_and_leaves_the_rest(tmp_path: Path) -> None:
     page = tmp_path / "REPRODUCTION.md"
     page.write_text("# Reproduction\n\nBy hand.\n")
-    write_summary([dsr(0.5)], page)
+    write_summary([Kept(dsr(0.5), "somewhere")], page)
     page.write_text(page.read_text() + "\nAlso by hand.\n")
-    write_summary([dsr(0.3)], page)
+    write_summary([Kept(dsr(0.3), "somewhere"), Kept(dsr(0.2, dim=64, power=0.1), "lambda")], page)
     text = page.read_text()
     assert text.startswith("# Reproduction\n\nBy hand.\n")
     assert text.endswith("\nAlso by hand.\n")
     assert text.count(BEGIN) == text.count(END) == 1
     assert "30.0 (30.0/30.0)" in text
     assert "50.0 (50.0/50.0)" not in text
+    assert text.count("20.0 (20.0/20.0)") == 1  # under lambda alone
+    assert "Not run: on cifar100 CE, SC+SSL, SC+DA; on mini_imagenet everything." in text
     assert summary([]).count("Not run.") == len(EXPERIMENTS)
     page.write_text(text.replace(END, ""))
     with pytest.raises(ValueError, match="damaged"):

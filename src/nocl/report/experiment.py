@@ -1,7 +1,8 @@
 """An experiment's table: the paper's value and ours, the difference, the seeds and a verdict.
 
-A line is one row of the paper's table on one data set with one memory size, and one kind of base network: results
-after different base training are never averaged. A cell that was never run is empty.
+A line is one row of the paper's table on one data set with one memory size, one kind of base network and one setting:
+results after different base training, or with other parameters than the row's, are never averaged with the rest and say
+what is different. A cell that was never run is empty.
 """
 
 import csv
@@ -23,7 +24,7 @@ from nocl.methods import METHODS
 from nocl.pretrain import Recipe
 from nocl.report.page import html_table
 from nocl.report.style import style
-from nocl.report.summary import Estimate, over_seeds
+from nocl.report.summary import Estimate, over_seeds, text
 from nocl.report.tables import latex_table, markdown_table
 from nocl.results import RunResult
 
@@ -63,10 +64,16 @@ class Line:
     dataset: str
     memory: int | None
     base: str
+    setting: str  # parameters that are not the row's; empty: all are
     usual_base: bool
     cell: paper.Cell | None
     runs: tuple[RunResult, ...]
     ours: dict[str, Estimate]
+
+    @property
+    def label(self) -> str:
+        """The row's name, with the parameters in which these runs stray from it."""
+        return self.row.label + (f", {self.setting}" if self.setting else "")
 
     @property
     def seeds(self) -> int:
@@ -94,11 +101,14 @@ class Line:
             found = "inside our interval"
         else:
             found = "above" if self.difference > 0 else "below"
-        return found if self.usual_base else f"{found}; other base network"
+        return found + "; other base network" * (not self.usual_base) + "; other setting" * bool(self.setting)
 
 
-def place(experiment: Experiment, results: Iterable[RunResult]) -> list[Record]:
-    """The finished results that belong to the experiment, each with its row, told by method and parameters."""
+def place(experiment: Experiment, results: Iterable[RunResult], *, loosely: bool = False) -> list[Record]:
+    """The finished results that belong to the experiment, each with its row, told by method and parameters.
+
+    ``loosely``, for results that were made for this experiment: parameters that the row does not set may be others.
+    """
     records = []
     for result in results:
         if not result.finished or result.stream.get("partition") != experiment.partition:
@@ -106,7 +116,7 @@ def place(experiment: Experiment, results: Iterable[RunResult]) -> list[Record]:
         if "features" in result.stream and "acc" not in experiment.metrics:
             continue  # its time is not that of a run
         for row in experiment.rows:
-            if _belongs(row, result, experiment):
+            if _belongs(row, result, experiment, loosely):
                 memory = result.params.get("memory_size")
                 kept = memory if isinstance(memory, int) and "acc" in experiment.metrics else None
                 records.append(Record(row, str(result.stream["dataset"]), kept, result))
@@ -115,7 +125,7 @@ def place(experiment: Experiment, results: Iterable[RunResult]) -> list[Record]:
 
 def lines(experiment: Experiment, records: Sequence[Record], rows: Sequence[Row] | None = None) -> list[Line]:
     """The whole table: every row and data set of the paper, then those of the records that it does not have."""
-    groups: dict[tuple[str, str, int | None], dict[str, list[RunResult]]] = {}
+    groups: dict[tuple[str, str, int | None], dict[tuple[str, str], list[RunResult]]] = {}
     known = {row.label: row for row in (experiment.rows if rows is None else rows)}
     for row in known.values():
         for dataset in experiment.datasets:
@@ -127,15 +137,17 @@ def lines(experiment: Experiment, records: Sequence[Record], rows: Sequence[Row]
     for record in records:
         known.setdefault(record.row.label, record.row)
         bases = groups.setdefault((record.row.label, record.dataset, record.memory), {})
-        bases.setdefault(base_text(record.result), []).append(record.result)
+        runs = bases.setdefault((base_text(record.result), setting_text(record.row, record.result)), [])
+        if record.result not in runs:  # kept for two experiments, it is one run
+            runs.append(record.result)
     has_memory = {(label, dataset) for label, dataset, memory in groups if memory is not None}
     order = {label: place for place, label in enumerate(known)}
     found = []
     for (label, dataset, memory), bases in sorted(groups.items(), key=lambda item: order[item[0][0]]):
         if memory is None and not bases and (label, dataset) in has_memory:
             continue
-        for base, runs in (bases or {"": []}).items():
-            found.append(_line(experiment, known[label], dataset, memory, base, runs))
+        for kind, runs in (bases or {("", ""): []}).items():
+            found.append(_line(experiment, known[label], (dataset, memory), kind, runs))
     return found
 
 
@@ -146,6 +158,12 @@ def base_text(result: RunResult) -> str:
     if weights:
         return ", ".join([*words, str(weights).rpartition("/")[2], *_heads(result), *_strays(result)])
     return ", ".join([*words, recipe_text(_recipe(result))])
+
+
+def setting_text(row: Row, result: RunResult) -> str:
+    """The parameters of a result that are not those of its row, network and memory apart."""
+    strays = _strayed(row, result)
+    return ", ".join(f"{name}={text(result.params[name])}" for name in result.params if name in strays)
 
 
 def _heads(result: RunResult) -> list[str]:
@@ -193,12 +211,14 @@ def to_csv(experiment: Experiment, table: Sequence[Line]) -> str:
     """One record a line with every metric; empty where there is no value."""
     out = io.StringIO()
     names = [f"{kind}_{metric}" for metric in experiment.metrics for kind in ("paper", "ours", "std", "half95")]
-    fields = ["experiment", "row", "method", "dataset", "partition", "memory", "base", *names, "seeds", "verdict"]
+    about = ["experiment", "row", "setting", "method", "dataset", "partition", "memory", "base"]
+    fields = [*about, *names, "seeds", "verdict"]
     writer = csv.DictWriter(out, fields, lineterminator="\n")
     writer.writeheader()
     for line in table:
         record: dict[str, JSON] = {
-            "experiment": experiment.name, "row": line.row.label, "method": line.row.method, "dataset": line.dataset,
+            "experiment": experiment.name, "row": line.row.label, "setting": line.setting, "method": line.row.method,
+            "dataset": line.dataset,
             "partition": experiment.partition, "memory": line.memory, "base": line.base, "seeds": line.seeds,
             "verdict": line.verdict,
         }  # fmt: skip
@@ -222,16 +242,28 @@ def to_html(experiment: Experiment, table: Sequence[Line], figure: str = "") -> 
     )
 
 
-def _belongs(row: Row, result: RunResult, experiment: Experiment) -> bool:
+def _belongs(row: Row, result: RunResult, experiment: Experiment, loosely: bool) -> bool:
     if not row.exists or row.method != result.method:
         return False
-    wanted = _expected(row.method, row.preset, json.dumps(row.params, sort_keys=True))
-    params = {name: _effective(name, value, result.params) for name, value in result.params.items()}
-    if any(params[name] != wanted.get(name) for name in params.keys() - NOT_COMPARED):
+    strays = _strayed(row, result)
+    if strays & _fixed(row) if loosely else strays:
         return False
     if result.params.get("weights") or result.base.get("weights"):
         return not experiment.trains_its_base
     return _recipe(result).objective == _asked_recipe(row).objective
+
+
+def _strayed(row: Row, result: RunResult) -> set[str]:
+    """The names of the result's parameters that are not the row's."""
+    wanted = _expected(row.method, row.preset, json.dumps(row.params, sort_keys=True))
+    own = {name: _effective(name, value, result.params) for name, value in result.params.items()}
+    return {name for name in own.keys() - NOT_COMPARED if own[name] != wanted.get(name)}
+
+
+def _fixed(row: Row) -> set[str]:
+    """The parameters that make the row what it is."""
+    presets = by_name(row.method, METHODS, "method").presets
+    return {*row.params, *presets.get(row.preset or "", {})}
 
 
 @cache
@@ -259,22 +291,23 @@ def _recipe(result: RunResult) -> Recipe:
 
 
 def _line(
-    experiment: Experiment, row: Row, dataset: str, memory: int | None, base: str, runs: Sequence[RunResult]
+    experiment: Experiment, row: Row, on: tuple[str, int | None], kind: tuple[str, str], runs: Sequence[RunResult]
 ) -> Line:
+    (dataset, memory), (base, setting) = on, kind
     ours: dict[str, Estimate] = {}
     for metric in experiment.metrics:
         if (value := over_seeds(runs, _READ[metric])) is not None:
             ours[metric] = value
     usual = bool(runs) and base == recipe_text(_asked_recipe(row))
     cell = paper.find(experiment.table, row.label, dataset, memory)
-    return Line(row, dataset, memory, base, usual, cell, tuple(runs), ours)
+    return Line(row, dataset, memory, base, setting, usual, cell, tuple(runs), ours)
 
 
 def table_body(table: Sequence[Line]) -> list[list[str]]:
     return [
         [
-            line.row.label if line.cell is None or line.cell.printed_row is None else
-            f"{line.row.label} (printed {line.cell.printed_row})",
+            line.label if line.cell is None or line.cell.printed_row is None else
+            f"{line.label} (printed {line.cell.printed_row})",
             line.dataset,
             "" if line.memory is None else str(line.memory),
             line.base,

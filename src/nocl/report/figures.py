@@ -6,6 +6,7 @@ The same results give the same SVG. What was never run is not drawn; a figure wi
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from nocl.experiments import Experiment
@@ -55,7 +56,7 @@ def _bars(figure: Any, experiment: Experiment, table: Sequence[Line]) -> None:
     for place, dataset in enumerate(datasets):
         axes = figure.add_subplot(1, len(datasets), place + 1)
         some = [line for line in shown if line.dataset == dataset]
-        names = [line.row.label + ("" if line.memory is None else f" {line.memory}") for line in some]
+        names = [line.label + ("" if line.memory is None else f" {line.memory}") for line in some]
         for i, line in enumerate(some):
             printed = None if line.cell is None else line.cell.best(metric)
             if printed is not None:
@@ -72,10 +73,10 @@ def _bars(figure: Any, experiment: Experiment, table: Sequence[Line]) -> None:
 def _sweeps(figure: Any, experiment: Experiment, table: Sequence[Line]) -> None:
     """One panel a parameter and data set: every metric over the parameter's values; the paper's as crosses."""
     shown = [line for line in table if line.runs and line.row.x is not None]
-    panels = list(dict.fromkeys((line.dataset, line.row.panel, line.base) for line in shown))
-    for place, (dataset, panel, base) in enumerate(panels):
+    panels = list(dict.fromkeys(_panel(line) for line in shown))
+    for place, (panel, title) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), place + 1)
-        some = [line for line in shown if (line.dataset, line.row.panel, line.base) == (dataset, panel, base)]
+        some = [line for line in shown if _panel(line) == (panel, title)]
         some.sort(key=lambda line: line.row.x or 0.0)
         for colour, metric in zip(COLOURS, experiment.metrics):
             x = [line.row.x for line in some if metric in line.ours]
@@ -85,8 +86,13 @@ def _sweeps(figure: Any, experiment: Experiment, table: Sequence[Line]) -> None:
             if printed:
                 axes.plot(*zip(*printed), "x", color=colour, label=f"{NAMES[metric]}, paper")
         axes.set_xlabel(panel)
-        axes.set_title(f"{dataset}, {base}" if len(panels) > 1 else dataset)
+        axes.set_title("\n".join(wrap(title, 80 // len(panels))), fontsize=7)
         _legend(axes)
+
+
+def _panel(line: Line) -> tuple[str, str]:
+    """What the lines of one curve share: the parameter, and data set, network and setting for the title."""
+    return line.row.panel, ", ".join(part for part in (line.dataset, line.base, line.setting) if part)
 
 
 def _losses(figure: Any, experiment: Experiment, table: Sequence[Line]) -> None:
@@ -100,7 +106,7 @@ def _losses(figure: Any, experiment: Experiment, table: Sequence[Line]) -> None:
             axes.set_ylabel(name.replace("_", " level "))
             axes.set_xlabel("iteration, all sessions in a row")
             if level == 0:
-                axes.set_title(line.dataset)
+                axes.set_title("\n".join(wrap(_panel(line)[1], 80 // len(shown))), fontsize=7)
 
 
 def _legend(axes: "Axes") -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nocl.batch import JSON
 from nocl.experiments import EXPERIMENTS, Experiment, Row, find
@@ -62,24 +63,33 @@ def rebuild(folder: Path) -> list[Path]:
     return write_experiment(experiment, lines(experiment, records, rows), folder)
 
 
-def committed(folder: Path) -> list[RunResult]:
+class Kept(NamedTuple):
+    """A committed result; one in a folder with an experiment's name was made for that experiment."""
+
+    result: RunResult
+    folder: str
+
+
+def committed(folder: Path) -> list[Kept]:
     """Every result below a folder; JSON files of another kind are passed over."""
     found = []
     for path in sorted(folder.rglob("*.json")):
         value = json.loads(path.read_text("utf-8"))
         if isinstance(value, dict) and {"class_accuracy", "session_classes"} <= value.keys():
-            found.append(RunResult.load(path))
+            found.append(Kept(RunResult.load(path), path.parent.name))
     return found
 
 
-def summary(results: Sequence[RunResult]) -> str:
+def summary(results: Sequence[Kept]) -> str:
     """A table for each experiment with results, a verdict a row, and what was not run."""
     parts = [
         "## The paper's tables and ours",
         f"From {len(results)} committed results. {NOTE}",
     ]
     for experiment in EXPERIMENTS.values():
-        table = lines(experiment, place(experiment, results))
+        own = [kept.result for kept in results if kept.folder == experiment.name]
+        others = [kept.result for kept in results if kept.folder != experiment.name]
+        table = lines(experiment, place(experiment, own, loosely=True) + place(experiment, others))
         ran = [line for line in table if line.runs]
         parts.append(f"### {experiment.name}: {experiment.title}")
         if experiment.claim:
@@ -88,13 +98,24 @@ def summary(results: Sequence[RunResult]) -> str:
             header = [*HEADER, "Commit"]
             body = [[*cells, _commits(line)] for cells, line in zip(table_body(ran), ran)]
             parts.append(markdown_table(header, body).rstrip())
-        left = sorted({f"{line.row.label} ({line.dataset})" for line in table if not line.runs})
-        if left:
-            parts.append(f"Not run: {', '.join(left)}." if ran else "Not run.")
+        parts += _not_run(table)
     return "\n\n".join(parts)
 
 
-def write_summary(results: Sequence[RunResult], path: Path) -> None:
+def _not_run(table: Sequence[Line]) -> list[str]:
+    """What is missing, by data set; nothing if all was run."""
+    missing = {}
+    for dataset in dict.fromkeys(line.dataset for line in table):
+        some = [line for line in table if line.dataset == dataset]
+        left = [line.row.label + ("" if line.memory is None else f" {line.memory}") for line in some if not line.runs]
+        if left:
+            missing[dataset] = ", ".join(left) if len(left) < len(some) else "everything"
+    if not any(line.runs for line in table):
+        return ["Not run."]
+    return [f"Not run: {'; '.join(f'on {dataset} {left}' for dataset, left in missing.items())}."] if missing else []
+
+
+def write_summary(results: Sequence[Kept], path: Path) -> None:
     """Replace the generated part of the file, or add it at the end."""
     text = path.read_text("utf-8") if path.exists() else "# Reproduction\n"
     block = f"{BEGIN}\n\n{summary(results)}\n\n{END}"
