@@ -16,6 +16,7 @@ from nocl.results import RunResult
 from nocl.run import RESULT
 
 SECONDS_BETWEEN_LOOKS = 1.0
+STARTS = 3  # of a local Ray, before its failure is reported
 
 
 def run_on_ray(
@@ -25,15 +26,27 @@ def run_on_ray(
     ray = _ray()
     started_here = not ray.is_initialized()
     if started_here:
-        local = {} if address else {"num_cpus": workers * max((task.threads for task in tasks), default=1)}
-        ray.init(
-            address=address, include_dashboard=None if address else False, log_to_driver=False,
-            logging_level=logging.WARNING, **local,
-        )  # fmt: skip
+        quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
+        if address:
+            ray.init(address=address, **quiet)
+        else:
+            start_local(ray, num_cpus=workers * max((task.threads for task in tasks), default=1), **quiet)
     try:
         _perform_all(ray, tasks, say, gpus, retries)
     finally:
         if started_here:
+            ray.shutdown()
+
+
+def start_local(ray: Any, **settings: Any) -> None:
+    """Start a local Ray. It allows its own node 30 s, which a busy machine may need twice."""
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(include_dashboard=False, **settings)
+            return
+        except Exception as error:  # Ray raises nothing more exact for a start that takes too long
+            if not left or "timed out during startup" not in str(error):
+                raise
             ray.shutdown()
 
 
