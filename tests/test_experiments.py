@@ -233,6 +233,13 @@ def test_verdicts_above_and_inside_the_interval() -> None:
     assert inside.verdict == "inside our interval"
 
 
+def test_times_are_shown_and_not_judged() -> None:
+    experiment = find("overhead")
+    (line,) = [line for line in lines(experiment, place(experiment, [dsr(0.5)])) if line.runs]
+    assert line.ours["seconds"].mean == 3  # sessions of 1 and 2 s
+    assert (line.difference, line.verdict) == (None, "other machine: compare the order")
+
+
 def test_figures_are_the_same_bytes_again_and_say_when_nothing_was_run() -> None:
     for name in ("main-60-4-10", "embedding-dim", "convergence"):
         experiment = find(name)
