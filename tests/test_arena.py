@@ -4,15 +4,17 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from feature_nets import blobs
-from nocl import nets
-from nocl.arena import Contender, Contest, compare, course, feature_stream, stages_of
+from nocl import arena, nets
+from nocl.arena import Contender, Contest, Heads, compare, course, feature_stream, stages_of
 from nocl.batch import JSON
 from nocl.checks import easy_images
 from nocl.cli import app
@@ -23,7 +25,8 @@ from nocl.learner import FrozenLearner
 from nocl.lookup import UnknownNameError
 from nocl.methods import METHODS, make
 from nocl.methods.ncm import NCM
-from nocl.pretrain import WrongBaseError
+from nocl.nets import Backbone
+from nocl.pretrain import WrongBaseError, heads_on_features
 from nocl.probe import linear_probe
 from nocl.report.compare import arena_numbers, arena_table
 from nocl.run import run
@@ -61,7 +64,7 @@ def features(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Feat
     return extract(tiny(), checkpoint, cache=tmp_path_factory.mktemp("cache"), backbone="tiny_resnet18")
 
 
-def _contest(features: FeatureData, checkpoint: Path, **more: bool) -> Contest:
+def _contest(features: FeatureData, checkpoint: Path, **more: Any) -> Contest:
     return Contest(features, checkpoint, backbone="tiny_resnet18", **more)
 
 
@@ -215,6 +218,34 @@ def test_heads_on_features_are_those_of_a_run_where_that_has_one_view_and_one_ba
     assert result.base["recipe"] == through_images.base["recipe"]
     assert "on features" in str(result.base["heads"])
     assert set(result.log["seconds_per_1000"]) == {"learn", "predict"}  # type: ignore[arg-type]
+
+
+def test_methods_that_differ_only_online_share_their_heads(
+    features: FeatureData, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings: list[int] = []
+
+    def counted(network: Backbone, z: Tensor, *rest: Any, **more: Any) -> Any:
+        trainings.append(len(z))
+        return heads_on_features(network, z, *rest, **more)
+
+    monkeypatch.setattr(arena, "heads_on_features", counted)
+    once = course("60+20x2", 10, 0, ORDER[:6])
+    recipe: dict[str, JSON] = {"head_epochs": 2, "objective": "ce"}
+    settings: list[dict[str, JSON]] = [
+        {"iterations": 3, "recipe": recipe}, {"iterations": 0, "recipe": recipe},
+        {"iterations": 3, "power": 0.7, "recipe": recipe}, {"iterations": 3, "recipe": recipe | {"head_epochs": 3}},
+    ]  # fmt: skip
+    heads = Heads()
+    shared, alone = [], []
+    for params in settings:
+        contender = Contender("dsr", {"dim": 16, "samples": 5, **params})
+        shared += _contest(features, checkpoint, heads=heads).runs(contender, [once])
+        alone += _contest(features, checkpoint).runs(contender, [once])
+    assert trainings[0] == 6 * 24
+    assert len(trainings) == 3 + 4  # the first two share; another power or recipe trains anew
+    assert [result.class_accuracy for result in shared] == [result.class_accuracy for result in alone]
+    assert shared[0].log["upper_loss"] == alone[0].log["upper_loss"]
 
 
 def test_heads_see_base_features_only_and_ignore_rounds(features: FeatureData, checkpoint: Path) -> None:

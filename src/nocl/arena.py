@@ -35,7 +35,7 @@ from nocl.files import digest
 from nocl.job import Job, parse_settings
 from nocl.learner import FrozenLearner
 from nocl.methods import make
-from nocl.pretrain import Objective, Trained, WrongBaseError, heads_on_features, load_weights
+from nocl.pretrain import Objective, Strategy, Trained, WrongBaseError, heads_on_features, load_weights
 from nocl.probe import linear_probe
 from nocl.results import RunResult, environment, peak_memory
 from nocl.run import run
@@ -130,11 +130,28 @@ def feature_stream(data: FeatureData, course: Course, rows_at_once: int) -> Stre
     )  # fmt: skip
 
 
+class Heads:
+    """Projections and heads trained so far, by all that decides them: methods that differ only online share theirs."""
+
+    def __init__(self) -> None:
+        self._trained: dict[str, tuple[Strategy, list[float]]] = {}
+
+    def get(self, key: str, train: Callable[[], tuple[Strategy, list[float]]]) -> tuple[Strategy, list[float]]:
+        """A copy of those with that key, trained if they are new; a method may change what it gets."""
+        if key not in self._trained:
+            self._trained[key] = train()
+        return copy.deepcopy(self._trained[key])
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Heads":
+        return self  # copies of a learner share them too
+
+
 @dataclass
 class Contest:
     """All runs on one data set and one network file.
 
-    ``exact_batches`` feeds every method batches of ten, also those whose answer does not depend on it.
+    ``exact_batches`` feeds every method batches of ten, also those whose answer does not depend on it. Contests with
+    the same ``heads`` share what was trained on features.
     """
 
     data: FeatureData
@@ -142,6 +159,7 @@ class Contest:
     backbone: str = "reduced_resnet18"
     seed: int = 0
     exact_batches: bool = False
+    heads: Heads = field(default_factory=Heads)
 
     def runs(
         self, contender: Contender, courses: Iterable[Course], keep: Callable[[RunResult], None] | None = None
@@ -179,6 +197,7 @@ class Contest:
                 "its stages or backbone differ"
             )
         learner.checkpoint = self.checkpoint  # type: ignore[assignment]
+        learner.contest_heads, learner.contest_data = self.heads, self.data.fingerprint  # type: ignore[assignment]
         learner.features = MethodType(_as_they_are, learner)  # type: ignore[method-assign]
         learner.train_network = MethodType(_as_given, learner)  # type: ignore[method-assign]
         return learner
@@ -292,16 +311,32 @@ def _as_given(self: FrozenLearner, base: Iterable[Batch], workdir: Path | None) 
     path: Path = self.checkpoint  # type: ignore[assignment]
     self.base_ = load_weights(self.network, path)
     if self.needs_heads():
+        heads: Heads = self.contest_heads  # type: ignore[assignment]
         batches = [*base]
-        objective, losses = heads_on_features(
-            self.network,
-            torch.cat([self.features(batch.x) for batch in batches]),
-            self.columns(torch.cat([batch.y for batch in batches])),
-            self.full_recipe,
-            n_classes=len(self.classes_),
-            seed=self.seed,
-        )
+        objective, losses = heads.get(_decides_heads(self, batches), lambda: _train_heads(self, batches))
         self.base_ |= {"recipe": self.full_recipe.heads_to_json(), "heads": ON_FEATURES}
         self.log_["base_loss"] = list(losses)
         return Trained(objective, self.base_, losses)
     return Trained(Objective(self.network, self.feature_dim, len(self.classes_), self.seed), self.base_, [])
+
+
+def _train_heads(learner: FrozenLearner, batches: Sequence[Batch]) -> tuple[Strategy, list[float]]:
+    return heads_on_features(
+        learner.network,
+        torch.cat([learner.features(batch.x) for batch in batches]),
+        learner.columns(torch.cat([batch.y for batch in batches])),
+        learner.full_recipe,
+        n_classes=len(learner.classes_),
+        seed=learner.seed,
+    )
+
+
+def _decides_heads(learner: FrozenLearner, batches: Sequence[Batch]) -> str:
+    """Data in their order, network, stages, recipe and seed: equal for equal heads."""
+    labels = torch.cat([batch.y for batch in batches]).tolist()
+    return digest(
+        {
+            "data": [str(learner.contest_data), labels], "network": learner.base_, "stages": list(learner.stages or ()),
+            "recipe": learner.full_recipe.heads_to_json(), "seed": learner.seed,
+        }
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from nocl.arena import Contender, Contest, Course, course, stages_of
+from nocl.arena import Contender, Contest, Course, Heads, course, stages_of
 from nocl.batch import JSON
 from nocl.data import Dataset, load
 from nocl.experiments import Run
@@ -67,6 +67,7 @@ def run_arena(runs: Sequence[Run], checkpoint: Path, out: Path, cache: Path, say
     Event numbers are positions in ``runs``; ``cache`` keeps the features.
     """
     numbers = {run.job.digest(): number for number, run in enumerate(runs)}
+    heads = Heads()
     errors: dict[str, str] = {}
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -77,7 +78,7 @@ def run_arena(runs: Sequence[Run], checkpoint: Path, out: Path, cache: Path, say
         for run in some:
             say(Event(numbers[run.job.digest()], "started" if run in left else "cached"))
         try:
-            _run_method(left, checkpoint, out, cache, say, numbers)
+            _run_method(left, checkpoint, out, cache, say, numbers, heads)
         except Exception:  # whatever a method raises must not stop the others: it is reported with its traceback
             for run in left:
                 if finished(arena_folder(run.job, out)) is None:
@@ -87,7 +88,7 @@ def run_arena(runs: Sequence[Run], checkpoint: Path, out: Path, cache: Path, say
 
 
 def _run_method(
-    runs: Sequence[Run], checkpoint: Path, out: Path, place: Path, say: Say, numbers: dict[str, int]
+    runs: Sequence[Run], checkpoint: Path, out: Path, place: Path, say: Say, numbers: dict[str, int], heads: Heads
 ) -> None:
     """One method's missing orders; they share the base session."""
     if not runs:
@@ -99,7 +100,7 @@ def _run_method(
         data = _images(first)
         stages = stages_of(contender, backbone, data.image_size)
         features = extract(data, checkpoint, cache=place, backbone=backbone, stages=stages)
-        contest = Contest(features, checkpoint, backbone)
+        contest = Contest(features, checkpoint, backbone, heads=heads)
 
         def keep(result: RunResult) -> None:
             job = by_seed[int(str(result.stream["order_seed"]))]

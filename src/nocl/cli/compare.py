@@ -8,7 +8,7 @@ from typing import Annotated
 import platformdirs
 import typer
 
-from nocl.arena import Contender, Contest, compare, course, stages_of
+from nocl.arena import Contender, Contest, Heads, compare, course, stages_of
 from nocl.cli.show import shown_progress
 from nocl.data import load
 from nocl.features import extract, trained_classes
@@ -55,11 +55,12 @@ def compare_command(
         for order in range(orders)
     ]
     place = cache or platformdirs.user_cache_path("nocl") / "features"
+    heads = Heads()
 
     def contest(contender: Contender | None = None) -> Contest:
         stages = None if contender is None else stages_of(contender, backbone, data.image_size)
         found = extract(data, backbone_from, cache=place, backbone=backbone, stages=stages)
-        return Contest(found, backbone_from, backbone, seed, exact_batches)
+        return Contest(found, backbone_from, backbone, seed, exact_batches, heads)
 
     with shown_progress():
         results = compare(contenders, contest, courses, out / "runs")
