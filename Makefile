@@ -16,7 +16,7 @@ $(DONE): pyproject.toml constraints.txt
 
 # Both methods share the network that the first one trains. DSR runs with a smaller projection and fewer iterations than
 # the paper's.
-GLYPHS := --dataset glyphs --data test_per_class=10 --base-batch-size 32 --set recipe.schedule=onecycle --out $(DEMO)
+GLYPHS := --dataset glyphs --data test_per_class=10 --base-batch-size 32 --schedule onecycle --out $(DEMO)
 
 demo: $(DONE)
 	$(BIN)/nocl run ncm $(GLYPHS) --epochs 8 --set recipe.weight_decay=5e-4 --set recipe.augment=crop_flip \

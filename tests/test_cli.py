@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nocl.job import parse_settings
+from nocl.results import RunResult
 
 QUICK = [
     "--data",
@@ -31,6 +32,7 @@ def nocl(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["run", "ncm", "--dataset", "glifs"], "glyphs"),
         (["run", "ncm", "--set", "powr=1"], "did you mean 'power'"),
         (["run", "ncm", "--set", "power"], "key=value"),
+        (["run", "ncm", "--schedule", "onecycl"], "did you mean 'onecycle'"),
         (["run", "--resume", "no/such/folder"], "holds no run"),
         (["report", "no/such/folder"], "no result.json"),
         (["list", "method"], "did you mean 'methods'"),
@@ -45,12 +47,15 @@ def test_mistakes_get_one_helpful_line_and_a_failing_exit(arguments: list[str], 
 
 
 def test_run_prints_a_table_and_leaves_a_report(tmp_path: Path) -> None:
-    done = nocl("run", "ncm", *QUICK, "--out", str(tmp_path))
+    done = nocl("run", "ncm", *QUICK, "--schedule", "onecycle", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     for word in ("session", "Acc", "base", "novel", "HM", "report.html"):
         assert word in done.stdout
     (folder,) = tmp_path.glob("ncm*")
     assert {"run.json", "result.json", "report.html", "table.md"} <= {path.name for path in folder.iterdir()}
+    recipe = RunResult.load(folder / "result.json").base["recipe"]
+    assert isinstance(recipe, dict)
+    assert (recipe["epochs"], recipe["schedule"]) == (1, "onecycle")
     again = nocl("report", str(tmp_path), "--out", str(tmp_path / "all"))
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "all" / "table.tex").exists()

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from nocl import report as reports
+from nocl.batch import JSON
 from nocl.checks import LEARNER_CHECKS, check_learner
 from nocl.cli.show import session_table, shown_progress
 from nocl.data import DATASETS
@@ -33,6 +34,9 @@ def run(
     partition: Annotated[str, typer.Option(help="Base+each x sessions, in percent of the classes.")] = "60+4x10",
     seed: Annotated[int, typer.Option(help="Decides the class order and the learner's chance.")] = 0,
     epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Its learning rate: constant, onecycle, cosine, steps:60,70.")
+    ] = None,
     base_batch_size: Annotated[int, typer.Option(help="Images in a batch of the base session.")] = 100,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Parameter of the method, key=value; repeatable.")
@@ -53,10 +57,10 @@ def run(
         method, params = method or DEFAULT_METHOD, parse_settings(settings or [])
         if preset is not None and preset.endswith(".json"):
             params, preset = over(read_preset(Path(preset), method), params), None
-        if epochs is not None:
-            recipe = params.setdefault("recipe", {})
-            if isinstance(recipe, dict):
-                recipe["epochs"] = epochs
+        asked: dict[str, JSON] = {"epochs": epochs, "schedule": schedule}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if asked and isinstance(params.get("recipe", {}), dict):  # the job refuses another recipe
+            params = over(params, {"recipe": asked})
         if backbone_from is not None:
             params["weights"] = str(backbone_from)
         job = Job(
