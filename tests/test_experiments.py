@@ -114,6 +114,24 @@ def test_rows_that_are_the_plain_method_share_its_run() -> None:
     ]  # fmt: skip
 
 
+def test_settings_for_all_rows_leave_each_row_what_it_is() -> None:
+    settings: dict[str, JSON] = {"recipe": {"lr": 0.02}, "dim": 64}
+    choice = Choice(datasets=("cifar100",), epochs=7, settings=settings)
+    jobs = [run.job for run in plan(find("base-strategies"), choice)]
+    assert [job.params["recipe"] for job in jobs] == [
+        {"epochs": 7, "objective": "ce", "lr": 0.02}, {"epochs": 7, "lr": 0.02},
+        {"epochs": 7, "objective": "sc+ssl", "lr": 0.02}, {"epochs": 7, "objective": "sc+da", "lr": 0.02},
+    ]  # fmt: skip
+    assert {job.params["dim"] for job in jobs} == {64}
+    small = plan(find("base-strategies"), Choice(small=True, settings=settings))
+    assert [run.job.learner(32).full_recipe.objective for run in small] == ["ce", "sc", "sc+ssl", "sc+da"]
+    assert {run.job.learner(32).full_recipe.lr for run in small} == {0.02}
+    with pytest.raises(ValueError, match="embedding-dim varies dim itself"):
+        plan(find("embedding-dim"), choice)
+    with pytest.raises(ValueError, match=r"base-strategies varies recipe\.objective itself"):
+        plan(find("base-strategies"), Choice(settings={"recipe": {"objective": "ce"}}))
+
+
 def test_choices_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="trains each of them"):
         plan(find("base-strategies"), Choice(weights="network.safetensors"))

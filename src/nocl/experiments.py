@@ -10,7 +10,7 @@ from itertools import product
 from typing import Literal
 
 from nocl.batch import JSON
-from nocl.job import Job
+from nocl.job import Job, over
 from nocl.lookup import UnknownNameError, by_name, unknown
 from nocl.methods import METHODS
 
@@ -197,6 +197,8 @@ def plan(experiment: Experiment, choice: Choice) -> list[Run]:
     if choice.weights is not None and experiment.trains_its_base:
         raise ValueError(f"{experiment.name} compares base networks and trains each of them: leave --backbone-from out")
     rows = [row for row in chosen_rows(experiment, choice.methods) if row.exists]
+    for row in rows:
+        _refuse_clash(experiment, row, choice.settings)
     datasets = ("glyphs",) if choice.small else choice.datasets or experiment.datasets
     cells = [
         (row, memory, dataset)
@@ -239,6 +241,18 @@ def memories_of(experiment: Experiment, row: Row, memories: Sequence[int]) -> tu
     return tuple(memories)
 
 
+def _refuse_clash(experiment: Experiment, row: Row, settings: dict[str, JSON]) -> None:
+    """What makes a row what it is cannot be set for all of them."""
+    for name in _flat(row.params).keys() & _flat(settings).keys():
+        raise ValueError(f"{experiment.name} varies {name} itself ({row.label!r}): leave --set {name} out")
+
+
+def _flat(params: dict[str, JSON]) -> dict[str, JSON]:
+    recipe = params.get("recipe")
+    inner = {f"recipe.{name}": value for name, value in recipe.items()} if isinstance(recipe, dict) else {}
+    return {name: value for name, value in params.items() if name != "recipe"} | inner
+
+
 def _job(experiment: Experiment, row: Row, memory: int | None, dataset: str, seed: int, choice: Choice) -> Job:
     params: dict[str, JSON] = {}
     recipe: dict[str, JSON] = {}
@@ -247,16 +261,14 @@ def _job(experiment: Experiment, row: Row, memory: int | None, dataset: str, see
         recipe |= {"epochs": 1, "head_epochs": 1, "compile": False}
     if memory is not None:
         params["memory_size"] = SMALL_MEMORIES.get(memory, memory) if choice.small else memory
-    params |= {name: value for name, value in row.params.items() if choice.small or USUAL.get(name) != value}
-    params |= choice.settings
+    own = {name: value for name, value in row.params.items() if choice.small or USUAL.get(name) != value}
+    params = over(over(params, own), choice.settings)
     if choice.weights is not None:
         params["weights"] = choice.weights
     if choice.epochs is not None:
         recipe["epochs"] = choice.epochs
-    for part in (params.get("recipe"), choice.settings.get("recipe")):
-        recipe |= part if isinstance(part, dict) else {}
     if recipe:
-        params["recipe"] = recipe
+        params = over({"recipe": recipe}, params)
     return Job(
         row.method, params, row.preset, dataset, SMALL_DATA if choice.small else {}, choice.root, experiment.partition,
         seed, device=choice.device,
