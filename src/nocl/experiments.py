@@ -243,7 +243,7 @@ def memories_of(experiment: Experiment, row: Row, memories: Sequence[int]) -> tu
 
 def _refuse_clash(experiment: Experiment, row: Row, settings: dict[str, JSON]) -> None:
     """What makes a row what it is cannot be set for all of them."""
-    for name in _flat(row.params).keys() & _flat(settings).keys():
+    for name in sorted(_flat(row.params).keys() & _flat(settings).keys()):
         raise ValueError(f"{experiment.name} varies {name} itself ({row.label!r}): leave --set {name} out")
 
 
