@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from nocl.augment import Augment
 from nocl.batch import JSON, BaseSession, Batch
@@ -379,6 +379,9 @@ class _Task:
         network = copy.deepcopy(network).to(fabric.device)  # what arrives lies in memory that all processes share
         training = _Training(network, *rest, frozen=False, worker=Worker(fabric))  # type: ignore[arg-type]
         training.run(*self.work)
+        fabric.barrier()  # nobody leaves while another still writes
+        if distributed.is_initialized():
+            distributed.destroy_process_group()  # its threads, if still there when a process ends, may abort it
 
 
 def _epoch_of(base: Iterable[Batch], index: int) -> Iterator[Batch]:
