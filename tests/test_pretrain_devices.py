@@ -1,10 +1,11 @@
 """Several processes train as one: the number of devices changes nothing but rounding."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from nocl import nets
 from nocl.batch import Batch
@@ -47,6 +48,21 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_doubled_batch() -> No
     shared = torch.cat([(shared_state[name] - start[name]).flatten() for name in names])
     assert update.norm() > 1e-5
     assert ((update - shared).norm() / update.norm()).item() < 0.03
+
+
+def test_a_process_closes_its_group_when_its_training_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of a group that is open when the process ends may abort it. Here the one process is this one."""
+    alone = Compute().fabric(torch.device("cpu"))
+    monkeypatch.setattr(Compute, "fabric", lambda self, device: alone)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    try:
+        with computing(Compute(devices=2)):
+            losses, _ = train(RECIPE.with_changes({"epochs": 1}))
+        assert len(losses) == 1
+        assert not distributed.is_initialized()
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def test_lower_precision_trains_and_is_not_the_same() -> None:
