@@ -33,7 +33,7 @@ check: $(DONE)
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/test_ray.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/experiments/test_ray.py
 
 format: $(DONE)
 	$(BIN)/ruff format .

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from nocl import data, metrics
-from nocl.batch import JSON, Batch
-from nocl.features import FeatureData, extract, tensors
-from nocl.files import write_json
+from nocl.experiments.features import FeatureData, extract, tensors
 from nocl.learner import FrozenLearner
 from nocl.metrics import Scores
 from nocl.nets import build
+from nocl.plumbing.files import write_json
+from nocl.plumbing.types import JSON, Batch
 from nocl.results import environment
-from nocl.stream import class_incremental
+from nocl.streams import class_incremental
 
 STAGES = (1, 2, 3, 4)
 RESULTS = Path("benchmarks/results")

@@ -2,8 +2,9 @@
 
     python benchmarks/base_strategies.py --data FOLDER --epochs 4
 
-The whole problem is made of base classes' training images (36 pseudo-base, 24 pseudo-novel; see :mod:`nocl.tune`), so
-the answer may be used to choose a recipe; no novel class and no test image is read. Each strategy trains one network;
+The whole problem is made of base classes' training images (36 pseudo-base, 24 pseudo-novel; see
+:mod:`nocl.experiments.base_copy`), so the answer may be used to choose a recipe. No novel
+class and no test image is read. Each strategy trains one network;
 ``rda``, ``slda``, ``ncm`` and ``dsr`` then learn on its frozen features, as ``nocl compare`` has them do. Epochs are
 equal, time is not: ``passes`` counts the images that go through the network for each image of an epoch. Strategies that
 are in the file of results already are not run again (name another ``--out`` to repeat them), and a stopped training
@@ -15,13 +16,13 @@ from pathlib import Path
 
 from bank import keep, parser, percent
 from nocl import data
-from nocl.arena import Contender, Contest, Course, stages_of
-from nocl.batch import JSON
-from nocl.features import extract
-from nocl.grid.estimate import views
+from nocl.experiments.base_copy import PARTITION, base_only
+from nocl.experiments.compare import Contender, Contest, Course, stages_of
+from nocl.experiments.features import extract
+from nocl.experiments.grid.estimate import views
+from nocl.plumbing.types import JSON
 from nocl.results import environment
-from nocl.stream import Stream, class_incremental
-from nocl.tune import PARTITION, base_only
+from nocl.streams import Stream, class_incremental
 from tune_rda import RECIPE, train
 
 STRATEGIES: dict[str, dict[str, JSON]] = {

@@ -10,8 +10,8 @@ of the partition, for glyphs the one that ``make demo`` leaves in ``runs/demo/ca
 import argparse
 from pathlib import Path
 
-from nocl.files import file_digest, write_json
-from nocl.job import Job
+from nocl.experiments.job import Job
+from nocl.plumbing.files import file_digest, write_json
 from nocl.results import RunResult, environment
 from nocl.run import run
 

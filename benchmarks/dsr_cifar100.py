@@ -6,7 +6,7 @@
 The projection is trained on the base features (one view, ``--objective``, ``--head-epochs``, one cycle) and shared by
 all variants that train it alike; each variant then learns the ten sessions. Feeding cached features gives the answers
 that images would give. With ``--pseudo`` the whole problem is made of base classes' training images only (see
-:mod:`nocl.tune`): that is where settings may be chosen. Finished variants are kept and not run again.
+:mod:`nocl.experiments.base_copy`): that is where settings may be chosen. Finished variants are kept and not run again.
 """
 
 import argparse
@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from nocl import data, metrics, nets
-from nocl.batch import JSON
-from nocl.features import extract, tensors
-from nocl.files import write_json
+from nocl.experiments.base_copy import PARTITION, base_only
+from nocl.experiments.features import extract, tensors
 from nocl.learner import FrozenLearner
 from nocl.methods.dsr import DSR
 from nocl.methods.ncm import NCM
+from nocl.plumbing.files import write_json
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
 from nocl.results import environment
-from nocl.seeding import generator
-from nocl.stream import class_incremental
-from nocl.tune import PARTITION, base_only
+from nocl.streams import class_incremental
 
 STAGES = (1, 2, 3, 4)  # cached with the features of the rivals' benchmarks; a learner takes its own
 PAPER: dict[str, JSON] = DSR.presets["paper"]

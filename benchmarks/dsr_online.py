@@ -19,7 +19,7 @@ import torch
 from nocl import data
 from nocl.methods.dsr import DSR
 from nocl.results import environment
-from nocl.stream import class_incremental
+from nocl.streams import class_incremental
 
 PARTS = {"features": "forward", "learn": "statistics", "lower_level": "lower level", "upper_level": "upper level"}
 

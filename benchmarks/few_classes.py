@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nocl import data, weights
-from nocl.files import write_json
+from nocl import data
+from nocl.app import weights
 from nocl.learner import FrozenLearner
 from nocl.methods import make, rda
+from nocl.plumbing.files import write_json
 from nocl.pretrain import load_weights
 from nocl.results import environment
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bank import keep, open_bank, parser, percent
-from nocl.batch import JSON
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS, make
+from nocl.plumbing.types import JSON
 from nocl.results import environment
 
 SHOTS = (1, 2, 5, 10, 20, 50, 100, 500)

@@ -17,8 +17,8 @@ import torch
 from bank import STAGES, keep, open_bank, parser, percent
 from nocl import data
 from nocl.data import ImageSet
-from nocl.features import extract, tensors
-from nocl.methods.rda import RDA
+from nocl.experiments.features import extract, tensors
+from nocl.methods.rda.method import RDA
 
 
 def seconds(learner: RDA, x: torch.Tensor) -> float:

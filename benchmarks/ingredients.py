@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bank import keep, open_bank, parser
-from nocl.batch import JSON
+from nocl.plumbing.types import JSON
 from state_size import measure
 
 ROWS: tuple[tuple[str, dict[str, JSON]], ...] = (

@@ -16,11 +16,11 @@ from time import process_time
 import torch
 
 from bank import RESULTS, keep
-from nocl.batch import JSON
-from nocl.methods.rda import RDA
-from nocl.prototypes import tukey
+from nocl.methods.rda.method import RDA
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
 from nocl.results import peak_memory
-from nocl.seeding import generator
+from nocl.stats.class_stats import tukey
 
 COUNTS = (100, 1000, 10_000)
 IMAGES = 32

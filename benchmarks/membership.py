@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nocl.calibration import auc
-from nocl.classifier import Classifier, label_of
+from nocl.app.calibration import auc
+from nocl.app.classifier import Classifier, label_of
+from nocl.app.weights import file as weights_file
 from nocl.data.cifar100 import cifar100
 from nocl.data.images import ImageSet
-from nocl.files import file_digest, write_json
 from nocl.learner import FrozenLearner
 from nocl.methods import rda
-from nocl.version import __version__
-from nocl.weights import file as weights_file
+from nocl.plumbing.files import file_digest, write_json
+from nocl.plumbing.version import __version__
 
 NEW, TRAINING = 100, 400  # images of each class that can be members; 50 new ones are the others
 

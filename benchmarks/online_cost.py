@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from bank import RESULTS, keep
-from nocl.batch import JSON, Batch
 from nocl.learner import Learner
 from nocl.methods import METHODS, make
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON, Batch
 from nocl.results import peak_memory
-from nocl.seeding import generator
 
 
 def batches(labels: Sequence[int], n: int, size: int, seed: int) -> list[Batch]:

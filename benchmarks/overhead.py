@@ -25,13 +25,13 @@ from time import process_time
 import torch
 from torch import Tensor, nn
 
-from nocl.batch import JSON, Batch
-from nocl.files import write_json
 from nocl.learner import Learner
 from nocl.methods import make
 from nocl.nets import Backbone
+from nocl.plumbing.files import write_json
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON, Batch
 from nocl.results import environment, peak_memory
-from nocl.seeding import generator
 
 SESSION = 200  # batches of ten in a session of four classes of CIFAR-100, which share its end
 RESULTS = Path(__file__).parent / "results"

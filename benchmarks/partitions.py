@@ -10,11 +10,11 @@ differently. Writes partitions.json.
 """
 
 from bank import Bank, keep, open_bank, parser, percent
-from nocl.arena import course
-from nocl.batch import JSON
-from nocl.features import trained_classes
-from nocl.methods.rda import RDA
-from nocl.stream import PARTITIONS
+from nocl.experiments.compare import course
+from nocl.experiments.features import trained_classes
+from nocl.methods.rda.method import RDA
+from nocl.plumbing.types import JSON
+from nocl.streams import PARTITIONS
 
 CONTENDERS: dict[str, dict[str, JSON]] = {"default": {}, "tuned": RDA.presets["tuned"]}
 

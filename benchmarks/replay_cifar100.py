@@ -10,8 +10,8 @@ and otherwise its own defaults. ``--out`` keeps one folder a method; a finished 
 import argparse
 from pathlib import Path
 
-from nocl.files import write_json
-from nocl.job import Job
+from nocl.experiments.job import Job
+from nocl.plumbing.files import write_json
 from nocl.results import RunResult
 from nocl.run import run
 

@@ -19,13 +19,13 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from nocl.batch import JSON
-from nocl.files import write_atomically, write_json
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS
+from nocl.plumbing.files import write_atomically, write_json
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
 from nocl.report.tables import duration, markdown_table, size
 from nocl.results import environment
-from nocl.seeding import generator
 
 WARM_UP = 1000
 # bytes of statistics by the specifications: what may grow with the classes K and how

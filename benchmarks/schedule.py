@@ -14,9 +14,9 @@ stopped training goes on where it was; a finished run is copied to
 import argparse
 from pathlib import Path
 
-from nocl.batch import JSON
-from nocl.files import write_json
-from nocl.job import Job
+from nocl.experiments.job import Job
+from nocl.plumbing.files import write_json
+from nocl.plumbing.types import JSON
 from nocl.results import RunResult
 from nocl.run import run
 

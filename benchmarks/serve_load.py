@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nocl.classifier import Classifier
-from nocl.files import write_json
-from nocl.version import __version__
+from nocl.app.classifier import Classifier
+from nocl.plumbing.files import write_json
+from nocl.plumbing.version import __version__
 
 CLASSES = 20
 

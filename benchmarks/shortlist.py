@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from bank import Bank, keep, open_bank, parser
-from nocl.batch import JSON
-from nocl.methods.rda import RDA
-from nocl.prototypes import tukey
+from nocl.methods.rda.method import RDA
+from nocl.plumbing.types import JSON
+from nocl.stats.class_stats import tukey
 
 LENGTHS = (1, 2, 5, 10, 15, 20, 32, 50)
 TRAINING_IMAGES = 4000

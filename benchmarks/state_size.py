@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bank import Bank, keep, open_bank, parser, percent
-from nocl.batch import JSON
-from nocl.methods.rda import RDA
+from nocl.methods.rda.method import RDA
+from nocl.plumbing.types import JSON
 
 IMAGE_BYTES = 3 * 32 * 32
 RANKS = (0, 4, 8, 16, 24, 48)

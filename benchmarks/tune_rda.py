@@ -3,7 +3,7 @@
     python benchmarks/tune_rda.py --data FOLDER
 
 The 60 base classes of order 0 are split into 36 pseudo-base and 24 pseudo-novel ones, a fifth of each class's images
-is held out, and a network is trained on the pseudo-base part only (:mod:`nocl.tune`). Settings are compared by the
+is held out, and a network is trained on the pseudo-base part only (``base_copy``). Settings are compared by the
 harmonic mean of pseudo-base and pseudo-novel accuracy on the held-out images, averaged over pseudo-novel classes of 5
 and of all their images. The search starts from plain settings (last stage, no transform), takes the best value of one
 parameter after another, and goes round again until nothing changes, so neither the start nor a margin can carry in a
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from bank import STAGES, Bank, keep, parser, percent
 from nocl import data
-from nocl.batch import JSON
-from nocl.features import extract
-from nocl.files import write_tensors
-from nocl.linalg import Cached
-from nocl.methods.rda import RDA
-from nocl.stream import Stream, class_incremental
-from nocl.tune import PARTITION, base_only, search
+from nocl.experiments.base_copy import PARTITION, base_only, search
+from nocl.experiments.features import extract
+from nocl.methods.rda.method import RDA
+from nocl.plumbing.files import write_tensors
+from nocl.plumbing.types import JSON
+from nocl.stats.linalg import Cached
+from nocl.streams import Stream, class_incremental
 
 RECIPE: dict[str, JSON] = {
     "lr": 0.1, "schedule": "onecycle", "weight_decay": 5e-4, "augment": "crop_flip", "normalize": True,

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nocl import FrozenLearner
-from nocl.batch import JSON
-from nocl.prototypes import ClassStats
+from nocl.plumbing.types import JSON
+from nocl.stats.class_stats import ClassStats
 
 
 class UnitMean(FrozenLearner):

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nocl.checkpoint import load, save
 from nocl.checks import CheckError, check_learner, easy_images, no_image_is_kept
-from nocl.files import DamagedFileError
 from nocl.learner import FrozenLearner, Learner
-from nocl.lookup import UnknownNameError
 from nocl.methods import METHODS, make
+from nocl.methods._saving import load, save
 from nocl.nets import build
-from nocl.prototypes import ClassStats
+from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.registry import UnknownNameError
+from nocl.stats.class_stats import ClassStats
 
 
 def flat_pixels() -> nn.Module:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nocl.checks import check_stream
 from nocl.data import Dataset, ImageSet, load
-from nocl.stream import PARTITIONS, PartitionError, class_incremental, parse_partition
-from tests.data_layouts import (
+from nocl.streams import PARTITIONS, PartitionError, class_incremental, parse_partition
+from tests.support.data_layouts import (
     write_cifar100,
     write_core50,
     write_core50_lists,

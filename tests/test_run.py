@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from nocl.batch import Batch
 from nocl.checks import QUICK
-from nocl.job import Job
+from nocl.experiments.job import Job
 from nocl.learner import Learner
 from nocl.methods import make
+from nocl.plumbing.types import Batch
 from nocl.pretrain import WrongBaseError
 from nocl.results import RunResult
 from nocl.run import RESULT, STATE, ResumeError, run
-from nocl.stream import Stream
-
-from .test_stream import class_incremental, small
+from nocl.streams import Stream
+from tests.test_streams import class_incremental, small
 
 TIMES = ("seconds", "test_seconds", "peak_memory", "environment")
 

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nocl.batch import JSON, Batch
-from nocl.checkpoint import load, save
 from nocl.learner import Learner, NotFittedError
-from nocl.lookup import by_name
 from nocl.methods import METHODS
-from nocl.seeding import generator
-from nocl.stream import Stream, StreamConsumedError
+from nocl.methods._saving import load, save
+from nocl.plumbing.registry import by_name
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON, Batch
+from nocl.streams import Stream, StreamConsumedError
 
 SIDE = 32
 BASE_LABELS, NOVEL_LABELS = (7, 3, 40, 0), (12, 5)

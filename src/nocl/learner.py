@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from nocl import nets
-from nocl.batch import JSON, BaseSession, Batch
-from nocl.lookup import UnknownNameError, unknown
+from nocl.plumbing.progress import track
+from nocl.plumbing.registry import UnknownNameError, unknown
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON, BaseSession, Batch
 from nocl.pretrain import Recipe, Trained, train_base
-from nocl.progress import track
-from nocl.prototypes import ClassStats
-from nocl.seeding import generator
+from nocl.stats.class_stats import ClassStats
 
 
 class NotFittedError(RuntimeError):

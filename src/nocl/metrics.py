@@ -1,12 +1,18 @@
-"""What a run is worth: pure functions of its accuracy matrix. docs/metrics.md has definitions and reasons.
+"""What a run is worth: one test of a learner, and pure functions of the accuracy matrix. See docs/metrics.md.
 
 A *row* holds, after some session, the class-mean accuracy on the base session's test set and on that of each
 later session; the sessions not yet seen are ``None``, and no function reads them as 0. A *matrix* is
 one row per session, the base first; *sizes* are the numbers of classes of all sessions. Nothing is edited.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from nocl.plumbing.types import Batch
 
 Row = Sequence[float | None]
 Matrix = Sequence[Row]
@@ -145,3 +151,54 @@ def _mean(values: Sequence[tuple[float, int]], weighting: Weighting) -> float:
     if min(weights) < 1:
         raise ValueError(f"a session has at least one class, got sizes {weights}")
     return sum(value * weight for (value, _), weight in zip(values, weights)) / sum(weights)
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What is known after one session; None for classes and sessions not yet seen."""
+
+    sessions: tuple[float | None, ...]
+    classes: tuple[float | None, ...]
+    confusion: dict[str, int]
+
+
+class Predicts(Protocol):
+    """Anything that answers images with labels."""
+
+    def predict(self, x: Tensor) -> Tensor: ...
+
+
+class TestImages(Protocol):
+    """Anything that hands out its images in batches."""
+
+    def batches(self, batch_size: int) -> Iterator[Batch]: ...
+
+
+def assess(
+    learner: Predicts, test_sets: Sequence[TestImages], blocks: Sequence[Sequence[int]], batch_size: int = 128
+) -> Assessment:
+    """Test on ``test_sets``, the first of the sessions whose classes are ``blocks``."""
+    pairs = [(y, learner.predict(x)) for images in test_sets for x, y in images.batches(batch_size)]
+    truth, answer = torch.cat([y for y, _ in pairs]), torch.cat([p for _, p in pairs])
+    return answers_row(truth, answer, blocks)
+
+
+def answers_row(truth: Tensor, answer: Tensor, blocks: Sequence[Sequence[int]]) -> Assessment:
+    """Accuracies and confusion of answers [N] where ``truth`` [N] holds the labels.
+
+    >>> answers_row(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), [[0], [1], [2]]).sessions
+    (0.5, 1.0, None)
+    """
+    right = truth == answer
+    classes: list[float | None] = []
+    for label in (label for block in blocks for label in block):
+        of_class = right[truth == label]
+        classes.append(float(of_class.double().mean()) if len(of_class) else None)
+    base = torch.tensor(list(blocks[0]))
+    from_base, to_base = torch.isin(truth, base), torch.isin(answer, base)
+    confusion = {}
+    for name, of_kind in (("base", from_base), ("novel", ~from_base)):
+        confusion[f"{name}_right"] = int((of_kind & right).sum())
+        confusion[f"{name}_as_base"] = int((of_kind & ~right & to_base).sum())
+        confusion[f"{name}_as_novel"] = int((of_kind & ~right & ~to_base).sum())
+    return Assessment(session_means(classes, [len(block) for block in blocks]), tuple(classes), confusion)

@@ -17,10 +17,10 @@ from typing import Any, Self
 import torch
 
 from nocl import metrics
-from nocl.batch import JSON
-from nocl.files import write_json
 from nocl.metrics import Scores
-from nocl.version import __version__
+from nocl.plumbing.files import write_json
+from nocl.plumbing.types import JSON
+from nocl.plumbing.version import __version__
 
 FORMAT = 1
 CONFUSION = ("base_right", "base_as_base", "base_as_novel", "novel_right", "novel_as_base", "novel_as_novel")

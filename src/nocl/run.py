@@ -11,14 +11,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from nocl.batch import JSON
-from nocl.checkpoint import load_with_extra, save
-from nocl.evaluate import assess
 from nocl.learner import Learner
 from nocl.methods import name_of
-from nocl.progress import track
+from nocl.methods._saving import load_with_extra, save
+from nocl.metrics import assess
+from nocl.plumbing.progress import track
+from nocl.plumbing.types import JSON
 from nocl.results import RunResult, environment, peak_memory
-from nocl.stream import Stream
+from nocl.streams import Stream
 
 STATE, RESULT = "state.safetensors", "result.json"
 

@@ -14,7 +14,7 @@ from nocl.cli.practice import practice_app
 from nocl.cli.reproduce import reproduce_app
 from nocl.cli.run import run_app
 from nocl.cli.tune import tune_app
-from nocl.version import __version__
+from nocl.plumbing.version import __version__
 
 app = typer.Typer(
     name="nocl",

@@ -8,11 +8,11 @@ from typing import Annotated
 import platformdirs
 import typer
 
-from nocl.arena import Contender, Contest, Heads, compare, course, stages_of
 from nocl.cli.show import shown_progress
 from nocl.data import load
-from nocl.features import extract, trained_classes
-from nocl.files import write_atomically, write_json
+from nocl.experiments.compare import Contender, Contest, Heads, compare, course, stages_of
+from nocl.experiments.features import extract, trained_classes
+from nocl.plumbing.files import write_atomically, write_json
 from nocl.report import paired as paired_test
 from nocl.report.compare import arena_numbers, arena_table
 from nocl.results import RunResult

@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nocl.batch import JSON
 from nocl.cli.show import shown_progress
 from nocl.data import DATASETS, about, default_root, load
 from nocl.data.download import get as fetch
 from nocl.data.summary import summary
-from nocl.job import parse_settings
+from nocl.experiments.job import parse_settings
+from nocl.plumbing.types import JSON
 
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 

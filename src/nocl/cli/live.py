@@ -9,7 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from nocl.grid import Event
+from nocl.experiments.grid import Event
 
 SECONDS_BETWEEN_LINES = 30.0
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 import typer
 
-from nocl import modelfile
-from nocl.classifier import DEFAULT_METHOD, Classifier
+from nocl.app import modelfile
+from nocl.app.classifier import DEFAULT_METHOD, Classifier
+from nocl.app.serve.store import Store, hold, journal_of
 from nocl.data.decode import BadImageError, BadImagesError
 from nocl.data.folder import class_files
-from nocl.pictures import batch_of
-from nocl.progress import track
-from nocl.seeding import generator
-from nocl.serve.store import Store, hold, journal_of
+from nocl.data.pictures import batch_of
+from nocl.plumbing.progress import track
+from nocl.plumbing.seeding import generator
 
 practice_app = typer.Typer()
 _AT_ONCE = 64
@@ -201,7 +201,7 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write the model for onnxruntime: pixels in, scores and probabilities out."""
-    from nocl.onnx_export import export_onnx
+    from nocl.app.onnx import export_onnx
 
     model = _load(model_file, trust, "cpu")
     export_onnx(model, onnx)
@@ -220,7 +220,7 @@ def serve(
 ) -> None:
     """Serve a model with a page at /: predictions while it learns. NOCL_TOKEN is the token for changes."""
     try:
-        from nocl.serve.server import serve as run
+        from nocl.app.serve.server import serve as run
     except ModuleNotFoundError as error:
         raise SystemExit(f"nocl: serving needs the package {error.name}: pip install 'nocl[serve]'") from error
     _say(f"serving {model_file} at http://{host}:{port}/")

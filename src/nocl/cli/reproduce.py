@@ -8,16 +8,26 @@ from typing import Annotated
 import platformdirs
 import typer
 
-from nocl.batch import JSON
 from nocl.cli.live import GridView
 from nocl.data import MissingDataError
-from nocl.experiments import EXPERIMENTS, MEMORIES, Choice, Experiment, Run, chosen_rows, describe, find, plan
-from nocl.files import write_json
-from nocl.given import Split, arena_folder, run_arena, split
-from nocl.grid import RUNS, Engine, Event, Outcome, base_of, finished, folder_of, run_grid
-from nocl.grid.estimate import feature_seconds, seconds_on_features, total_seconds
-from nocl.job import Job, parse_settings
-from nocl.report.reproduction import committed, rebuild, save_plan, write_summary
+from nocl.experiments.given import Split, arena_folder, run_arena, split
+from nocl.experiments.grid import RUNS, Engine, Event, Outcome, base_of, finished, folder_of, run_grid
+from nocl.experiments.grid.estimate import feature_seconds, seconds_on_features, total_seconds
+from nocl.experiments.job import Job, parse_settings
+from nocl.experiments.paper.reproduce import committed, rebuild, save_plan, write_summary
+from nocl.experiments.paper.tables import (
+    EXPERIMENTS,
+    MEMORIES,
+    Choice,
+    Experiment,
+    Run,
+    chosen_rows,
+    describe,
+    find,
+    plan,
+)
+from nocl.plumbing.files import write_json
+from nocl.plumbing.types import JSON
 from nocl.report.tables import duration
 from nocl.results import RunResult
 from nocl.run import RESULT

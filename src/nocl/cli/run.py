@@ -7,19 +7,19 @@ import typer
 from rich.console import Console
 
 from nocl import report as reports
-from nocl.batch import JSON
 from nocl.checks import LEARNER_CHECKS, check_learner
 from nocl.cli.show import session_table, shown_progress
 from nocl.data import DATASETS
-from nocl.job import Job, over, parse_settings, read_preset
-from nocl.lookup import UnknownNameError, unknown
+from nocl.experiments.job import Job, over, parse_settings, read_preset
+from nocl.experiments.paper.reproduce import PLAN, rebuild
 from nocl.methods import METHODS
+from nocl.plumbing.registry import UnknownNameError, unknown
+from nocl.plumbing.types import JSON
 from nocl.pretrain.devices import Compute, computing
-from nocl.report.reproduction import PLAN, rebuild
 from nocl.results import RunResult
 from nocl.run import RESULT
 from nocl.run import run as run_protocol
-from nocl.stream import PARTITIONS
+from nocl.streams import PARTITIONS
 
 run_app = typer.Typer()
 DEFAULT_METHOD = "dsr"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from nocl.progress import reporting
+from nocl.plumbing.progress import reporting
 from nocl.results import RunResult
 
 SECONDS_BETWEEN_LINES = 10.0

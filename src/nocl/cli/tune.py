@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from nocl.batch import JSON
 from nocl.cli.show import shown_progress
-from nocl.job import Job, over, parse_settings
-from nocl.study import Tuning, spaces_of
-from nocl.study import tune as choose
+from nocl.experiments.job import Job, over, parse_settings
+from nocl.experiments.tune import Tuning, spaces_of
+from nocl.experiments.tune import tune as choose
+from nocl.plumbing.types import JSON
 
 tune_app = typer.Typer()
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import platformdirs
 
-from nocl.batch import JSON
 from nocl.data.images import Dataset, ImageSet, MissingDataError
-from nocl.lookup import UnknownNameError, by_name, unknown
+from nocl.plumbing.registry import UnknownNameError, by_name, unknown
+from nocl.plumbing.types import JSON
 
 __all__ = ["DATASETS", "Dataset", "ImageSet", "MissingDataError", "about", "default_root", "load"]
 

@@ -18,8 +18,8 @@ import platformdirs
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from nocl.batch import JSON
-from nocl.files import digest, write_atomically, write_json
+from nocl.plumbing.files import digest, write_atomically, write_json
+from nocl.plumbing.types import JSON
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nocl.data.images import Dataset, ImageSet, MissingDataError
 from nocl.data.pickles import read_pickle
-from nocl.files import DamagedFileError
+from nocl.plumbing.files import DamagedFileError
 
 FOLDER = "cifar-100-python"
 FILES = ("train", "test", "meta")

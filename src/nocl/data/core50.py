@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nocl.batch import JSON
 from nocl.data.decode import decode_files
 from nocl.data.images import Dataset, ImageSet, MissingDataError
 from nocl.data.pickles import read_pickle
-from nocl.files import DamagedFileError
+from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.types import JSON
 
 SIZE = 128
 TEST_SESSIONS = (3, 7, 10)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from nocl.batch import JSON
 from nocl.data.cache import stored
-from nocl.progress import track
+from nocl.plumbing.progress import track
+from nocl.plumbing.types import JSON
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import BinaryIO
 from filelock import FileLock
 
 from nocl.data import DATASETS, cifar100
-from nocl.files import DamagedFileError, file_digest, write_atomically
-from nocl.lookup import UnknownNameError, unknown
-from nocl.progress import track
+from nocl.plumbing.files import DamagedFileError, file_digest, write_atomically
+from nocl.plumbing.progress import track
+from nocl.plumbing.registry import UnknownNameError, unknown
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nocl.batch import JSON
 from nocl.data.decode import DecodedFiles, Fit, decode_files
 from nocl.data.images import Dataset, ImageSet, MissingDataError
-from nocl.seeding import generator
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
 
 _SYSTEM_FILES = {"thumbs.db", "desktop.ini"}
 

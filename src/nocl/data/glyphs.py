@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from nocl.data.glyph_faces import CHARACTERS, outline, outlines
 from nocl.data.images import Dataset, ImageSet
-from nocl.files import write_atomically
-from nocl.seeding import generator
+from nocl.plumbing.files import write_atomically
+from nocl.plumbing.seeding import generator
 
 SIDES = (16, 256)
 STROKES_BEHIND = 3

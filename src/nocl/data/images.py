@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nocl.batch import JSON, Batch
+from nocl.plumbing.types import JSON, Batch
 
 
 class MissingDataError(FileNotFoundError):

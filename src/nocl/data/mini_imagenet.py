@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nocl.batch import JSON
 from nocl.data.cache import stored
 from nocl.data.decode import decode_files
 from nocl.data.folder import has_splits, read_splits
 from nocl.data.images import Dataset, ImageSet, MissingDataError
 from nocl.data.pickles import read_pickle
-from nocl.files import DamagedFileError
-from nocl.progress import track
+from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.progress import track
+from nocl.plumbing.types import JSON
 
 SIZE = 84
 _FOLDERS = ("mini_imagenet", "mini-imagenet", "miniImageNet", ".")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nocl.files import DamagedFileError
+from nocl.plumbing.files import DamagedFileError
 
 
 class UnsafePickleError(ValueError):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from nocl.batch import JSON
 from nocl.data.images import Dataset, ImageSet
+from nocl.plumbing.types import JSON
 
 
 def summary(dataset: Dataset) -> dict[str, JSON]:

@@ -1,8 +1,6 @@
 """Every method by name: one file with one :class:`~nocl.learner.Learner` each; listing it here is all it takes."""
 
-from nocl.batch import JSON
 from nocl.learner import Learner, check_parameters
-from nocl.lookup import by_name
 from nocl.methods.acil import ACIL
 from nocl.methods.alice import ALICE
 from nocl.methods.aser import ASER
@@ -17,10 +15,12 @@ from nocl.methods.ncm import NCM
 from nocl.methods.ocm import OCM
 from nocl.methods.pass_ import PASS
 from nocl.methods.ranpac import RanPAC
-from nocl.methods.rda import RDA
+from nocl.methods.rda.method import RDA
 from nocl.methods.scr import SCR
 from nocl.methods.slda import SLDA
 from nocl.methods.ssre import SSRE
+from nocl.plumbing.registry import by_name
+from nocl.plumbing.types import JSON
 
 METHODS: dict[str, type[Learner]] = {
     "acil": ACIL,

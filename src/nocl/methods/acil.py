@@ -26,10 +26,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from nocl.batch import JSON
 from nocl.learner import FrozenLearner
-from nocl.ridge import Activation, Expansion, RecursiveRidge
-from nocl.seeding import generator
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
+from nocl.stats.ridge import Activation, Expansion, RecursiveRidge
 
 
 class ACIL(FrozenLearner):

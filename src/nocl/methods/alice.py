@@ -31,14 +31,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.augment import Augment
-from nocl.batch import JSON
 from nocl.losses import cosface
 from nocl.methods.ncm import NCM
 from nocl.nets import Backbone
+from nocl.plumbing.seeding import scoped, seed_from
+from nocl.plumbing.types import JSON
 from nocl.pretrain import Objective, Recipe
+from nocl.pretrain.augment import Augment
 from nocl.pretrain.objectives import mix_classes
-from nocl.seeding import scoped, seed_from
 
 _HEAVY = Augment("heavy")
 

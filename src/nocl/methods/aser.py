@@ -30,9 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.batch import JSON
-from nocl.memory import adversarial_shapley, exchange, gradients, highest, knn_shapley
-from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier
+from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier
+from nocl.plumbing.types import JSON
+from nocl.stats.memory import adversarial_shapley, exchange, gradients, highest, knn_shapley
 
 _AT_ONCE = 64  # images through the network for features
 

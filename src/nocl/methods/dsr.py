@@ -49,14 +49,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl import linalg
-from nocl.batch import JSON, Batch
 from nocl.learner import FrozenLearner
 from nocl.losses import Phi, alignment, cosface, deviation, mean_absolute_cosine, penalty, separation
 from nocl.nets.projection import Projection
+from nocl.plumbing.seeding import seed_from
+from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Objective, Recipe, Strategy, Trained, heads_on_features
-from nocl.prototypes import ClassStats, shrink_covariances, tukey
-from nocl.seeding import seed_from
+from nocl.stats import linalg
+from nocl.stats.class_stats import ClassStats, shrink_covariances, tukey
 
 PRESETS: dict[str, dict[str, JSON]] = {
     "official": {"base_std_extra": 0.05, "recipe": {"tau": 0.07, "spaces": "high", "head": [2048, 1024]}},

@@ -29,15 +29,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from nocl.augment import Augment
-from nocl.batch import JSON
 from nocl.losses import dual_view
-from nocl.memory import gradients, highest, last_layer_gradient, look, moved
-from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
+from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear, GrowingPairHead
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
 from nocl.pretrain import Objective, Recipe, Trained
-from nocl.seeding import generator
+from nocl.pretrain.augment import Augment
+from nocl.stats.memory import gradients, highest, last_layer_gradient, look, moved
 
 _HIDDEN = 128  # of QNet
 _HEAVY = Augment("heavy_jitter")

@@ -37,13 +37,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.batch import JSON, Batch
 from nocl.losses import cross_entropy_without, virtual_labels
 from nocl.methods.ncm import NCM
 from nocl.nets import Backbone
+from nocl.plumbing.seeding import generator, scoped, seed_from
+from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Objective, Recipe, Trained
 from nocl.pretrain.objectives import Extractor
-from nocl.seeding import generator, scoped, seed_from
 
 _PER_VIRTUAL = 3  # base classes that each virtual class is assigned to
 

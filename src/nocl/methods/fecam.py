@@ -29,10 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.batch import JSON
 from nocl.learner import FrozenLearner
-from nocl.linalg import Cached, inverse_root
-from nocl.prototypes import ClassStats, tukey
+from nocl.plumbing.types import JSON
+from nocl.stats.class_stats import ClassStats, tukey
+from nocl.stats.linalg import Cached, inverse_root
 
 _MATRICES_AT_ONCE = 64
 _ROWS_AT_ONCE = 2048

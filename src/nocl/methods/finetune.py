@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.batch import JSON, Batch
 from nocl.learner import Learner
 from nocl.nets.heads import GrowingLinear
+from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import CrossEntropy, Trained
 
 

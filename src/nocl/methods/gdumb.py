@@ -1,6 +1,6 @@
 """GDumb: greedy sampler and dumb learner (Prabhu et al., ECCV 2020). The baseline that does not learn online at all.
 
-The stream only fills a class-balanced memory (:class:`~nocl.memory.BalancedMemory`). When a prediction is asked for, a
+The stream only fills a class-balanced memory (``BalancedMemory``). When a prediction is asked for, a
 network is trained on the memory alone, 30 epochs of cross-entropy, and thrown away when the memory changes. It depends
 on the memory, the base network and the seed, never on earlier trainings, so it is a cached value and no state.
 
@@ -28,15 +28,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl import nets
-from nocl.augment import Augment, cutmix_box
-from nocl.batch import JSON, Batch
 from nocl.learner import Learner
-from nocl.linalg import Cached
-from nocl.memory import BalancedMemory, below
 from nocl.nets.heads import GrowingLinear
+from nocl.plumbing.progress import track
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Trained
-from nocl.progress import track
-from nocl.seeding import generator
+from nocl.pretrain.augment import Augment, cutmix_box
+from nocl.stats.linalg import Cached
+from nocl.stats.memory import BalancedMemory, below
 
 
 class GDumb(Learner):

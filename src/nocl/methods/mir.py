@@ -26,9 +26,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.batch import JSON
-from nocl.memory import gradients, highest, interference, moved
-from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
+from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
+from nocl.plumbing.types import JSON
+from nocl.stats.memory import gradients, highest, interference, moved
 
 
 class MIR(ReplayClassifier):

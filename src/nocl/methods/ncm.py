@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.batch import JSON, Batch
 from nocl.learner import FrozenLearner
 from nocl.nets.projection import Projection
+from nocl.plumbing.seeding import seed_from
+from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Strategy, Trained
-from nocl.prototypes import ClassStats, tukey
-from nocl.seeding import seed_from
+from nocl.stats.class_stats import ClassStats, tukey
 
 
 class NCM(FrozenLearner):

@@ -37,17 +37,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl import nets
-from nocl.augment import Augment, turned_variants
-from nocl.batch import JSON, Batch
 from nocl.losses import embedding_similarity, other_view_nce, same_label_nce
-from nocl.memory import below, gradients
-from nocl.methods.adam import Adam
-from nocl.methods.replay import CHECK_PARAMS, ReplayClassifier
+from nocl.methods._adam import Adam
+from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
+from nocl.plumbing.progress import track
+from nocl.plumbing.seeding import generator, scoped
+from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Trained
-from nocl.progress import track
-from nocl.seeding import generator, scoped
+from nocl.pretrain.augment import Augment, turned_variants
+from nocl.stats.memory import below, gradients
 
 _WEAK = Augment("weak")
 _BASE_BATCH = 10  # images of the base session at once: 32 times as many go through the network

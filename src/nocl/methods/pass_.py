@@ -35,12 +35,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.augment import rotated
-from nocl.batch import JSON, Batch
 from nocl.losses import distance
-from nocl.methods.distilling import QUICK_RECIPE, DistillingLearner, rotation_labels
+from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner, rotation_labels
+from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Recipe, Trained
-from nocl.prototypes import ClassStats
+from nocl.pretrain.augment import rotated
+from nocl.stats.class_stats import ClassStats
 
 
 class PASS(DistillingLearner):
@@ -48,7 +48,7 @@ class PASS(DistillingLearner):
 
     rows = 4
     base_recipe = Recipe(
-        objective="nocl.methods.distilling:RotatedCrossEntropy",
+        objective="nocl.methods._distilling:RotatedCrossEntropy",
         optimizer="adam",
         epochs=101,
         lr=0.001,

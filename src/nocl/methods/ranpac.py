@@ -12,7 +12,7 @@ Differences from the authors' code, and why. The ridge is chosen once, on base d
 10^-8 .. 10^8 and by their criterion (squared error on a held-out fifth), and then kept; the code chooses it
 anew from each session's own features, which it must hold until the session ends. The base pass is a single
 one: every fifth image of each class goes into a second pair of sums, whose held-out error needs no image (see
-:func:`nocl.ridge.choose_ridge`); afterwards the pairs are added. Without a base session the ridge stays at 1.
+:func:`nocl.stats.ridge.choose_ridge`); afterwards the pairs are added. Without a base session the ridge stays at 1.
 The first phase, which adapts a transformer to the first task, has no counterpart on the reduced ResNet-18 and
 is left out. M is 2000 where the paper has 10,000: G grows with its square. Sums and solves are float64.
 ``l2_input`` scales features to length 1 first; ``scaled`` divides P by sqrt(d), which only rescales the
@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.batch import JSON
 from nocl.learner import FrozenLearner
-from nocl.linalg import Cached
-from nocl.ridge import Expansion, RidgeStats, choose_ridge
-from nocl.seeding import generator
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
+from nocl.stats.linalg import Cached
+from nocl.stats.ridge import Expansion, RidgeStats, choose_ridge
 
 HELD_OUT = 5  # every fifth image of a class
 

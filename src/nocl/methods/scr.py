@@ -29,14 +29,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.augment import Augment
-from nocl.batch import JSON
-from nocl.linalg import Cached
 from nocl.losses import supcon
-from nocl.memory import gradients
-from nocl.methods.replay import CHECK_PARAMS, ReplayLearner
+from nocl.methods._replay import CHECK_PARAMS, ReplayLearner
+from nocl.plumbing.seeding import scoped
+from nocl.plumbing.types import JSON
 from nocl.pretrain import Contrastive, Recipe, Trained
-from nocl.seeding import scoped
+from nocl.pretrain.augment import Augment
+from nocl.stats.linalg import Cached
+from nocl.stats.memory import gradients
 
 _HEAVY = Augment("heavy")
 _AT_ONCE = 100  # exemplars through the network for the means

@@ -28,10 +28,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from nocl.batch import JSON
 from nocl.learner import FrozenLearner
-from nocl.linalg import Cached, oas, solve
-from nocl.prototypes import ClassStats, tukey
+from nocl.plumbing.types import JSON
+from nocl.stats.class_stats import ClassStats, tukey
+from nocl.stats.linalg import Cached, oas, solve
 
 
 class SLDA(FrozenLearner):

@@ -33,10 +33,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.batch import JSON, Batch
 from nocl.losses import weighted_learning
-from nocl.methods.distilling import QUICK_RECIPE, DistillingLearner
+from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner
 from nocl.nets.adapters import Adapters, fold_batchnorm
+from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Recipe, Trained
 
 
@@ -44,7 +44,7 @@ class SSRE(DistillingLearner):
     """Branches beside convolutions that are folded in after each session, and learning weighed against keeping."""
 
     base_recipe = Recipe(
-        objective="nocl.methods.distilling:SharpCrossEntropy",
+        objective="nocl.methods._distilling:SharpCrossEntropy",
         optimizer="adam",
         epochs=100,
         lr=0.001,

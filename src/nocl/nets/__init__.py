@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from nocl.lookup import by_name
 from nocl.nets.backbone import Backbone, Wrapped
 from nocl.nets.resnet import reduced_resnet18, tiny_resnet18
 from nocl.nets.timm import PREFIX, load_pretrained, timm_factory
-from nocl.seeding import scoped
+from nocl.plumbing.registry import by_name
+from nocl.plumbing.seeding import scoped
 
 BACKBONES: dict[str, Callable[[], nn.Module]] = {
     "reduced_resnet18": reduced_resnet18,

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from nocl.seeding import scoped
+from nocl.plumbing.seeding import scoped
 
 
 class Projection(nn.Module):

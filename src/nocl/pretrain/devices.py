@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
-from nocl.lookup import UnknownNameError, unknown
+from nocl.plumbing.registry import UnknownNameError, unknown
 from nocl.pretrain.objectives import Extractor
 
 if TYPE_CHECKING:

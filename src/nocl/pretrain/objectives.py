@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.augment import Augment
 from nocl.losses import pair_labels, supcon
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
 from nocl.nets.projection import Projection
-from nocl.prototypes import tukey
-from nocl.seeding import generator, scoped, seed_from
+from nocl.plumbing.seeding import generator, scoped, seed_from
+from nocl.pretrain.augment import Augment
+from nocl.stats.class_stats import tukey
 
 if TYPE_CHECKING:
     from nocl.pretrain.recipe import Recipe

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from nocl.augment import Augment
-from nocl.batch import JSON
-from nocl.lookup import UnknownNameError, by_name, unknown
+from nocl.plumbing.registry import UnknownNameError, by_name, unknown
+from nocl.plumbing.types import JSON
+from nocl.pretrain.augment import Augment
 from nocl.pretrain.objectives import OBJECTIVES
 
 _STEPS = "steps:"

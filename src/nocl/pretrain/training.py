@@ -14,16 +14,16 @@ import torch
 from filelock import FileLock
 from torch import Tensor, distributed, nn
 
-from nocl.augment import Augment
-from nocl.batch import JSON, BaseSession, Batch
-from nocl.files import digest, file_digest, read_tensors, write_tensors
-from nocl.lookup import by_name
 from nocl.nets import Backbone
+from nocl.plumbing.files import digest, file_digest, read_tensors, write_tensors
+from nocl.plumbing.progress import track
+from nocl.plumbing.registry import by_name
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON, BaseSession, Batch
+from nocl.pretrain.augment import Augment
 from nocl.pretrain.devices import Worker, current
 from nocl.pretrain.objectives import ABSENT, OBJECTIVES, Extractor, Objective, Strategy
 from nocl.pretrain.recipe import Recipe
-from nocl.progress import track
-from nocl.seeding import generator
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from nocl.files import write_atomically
+from nocl.plumbing.files import write_atomically
 from nocl.report.page import page
 from nocl.report.paired import Paired, paired
 from nocl.report.summary import Estimate, Summary, summarise

@@ -4,10 +4,10 @@ import inspect
 import json
 from collections.abc import Sequence
 
-from nocl.batch import JSON
-from nocl.lookup import by_name
 from nocl.methods import METHODS
 from nocl.metrics import hm
+from nocl.plumbing.registry import by_name
+from nocl.plumbing.types import JSON
 from nocl.report.summary import Summary, summarise
 from nocl.report.tables import MISSING, duration, intervals_note, markdown_table, percent, percent_estimate, size
 from nocl.results import RunResult

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from nocl.batch import JSON
+from nocl.plumbing.types import JSON
+from nocl.plumbing.version import __version__
 from nocl.report import svg
 from nocl.report.style import style
 from nocl.report.summary import Summary, by_setting, text
 from nocl.report.tables import COLUMNS, duration, intervals_note, percent, session_rows, size
 from nocl.results import RunResult
-from nocl.version import __version__
 
 OPEN_RUNS = 2  # so many runs are shown unfolded
 POINTS = 300  # longer logs are averaged to so many points

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scipy.special import stdtrit
 
-from nocl.batch import JSON
+from nocl.plumbing.types import JSON
 from nocl.results import RunResult
 
 ORDER_KEYS = frozenset({"seed", "order_seed", "order", "class_order", "classes", "sessions", "session_classes"})

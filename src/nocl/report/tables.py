@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from nocl.batch import JSON
+from nocl.plumbing.types import JSON
 from nocl.report.summary import Estimate, Summary, by_setting
 from nocl.results import RunResult
 

@@ -1,0 +1,141 @@
+"""Scores to probabilities, and when to answer "none of these". All of it is chosen on held-out base images.
+
+A learner's scores have a scale of their own. One temperature T, fitted by the likelihood of held-out images, makes
+``softmax(scores / T)`` a probability that can be believed. To refuse images of no known class, a confidence is
+compared with what held-out images of known classes reach: either the largest score or the largest probability,
+whichever tells left-out base classes apart better.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nocl.plumbing.types import JSON
+
+Confidence = Literal["score", "probability"]
+LEVELS = 100  # the confidences of held-out images are kept as this many steps between least and greatest
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A temperature and the confidences that images of known classes reach, from least to greatest."""
+
+    temperature: float
+    images: int = 0  # how many held-out base images decided it; 0: nothing was held out
+    confidence: Confidence = "score"
+    separation: float | None = None  # how well that confidence told left-out base classes apart (AUC)
+    reached: tuple[float, ...] = ()
+
+    def threshold(self, refused: float) -> float:
+        """The confidence below which that share of images of known classes falls."""
+        if not 0 <= refused < 1:
+            raise ValueError(f"reject must be a share of known images from 0 to below 1 (True is 0.05), not {refused}")
+        if not self.reached:
+            raise ValueError("reject needs a model fitted with held-out images: call fit with some per class")
+        return float(torch.quantile(torch.tensor(self.reached, dtype=torch.float64), refused, interpolation="lower"))
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """float64 [B, K], rows sum to 1."""
+        return torch.softmax(scores.double() / self.temperature, dim=1)
+
+    def confidences(self, scores: Tensor) -> Tensor:
+        """float64 [B], of the kind this calibration compares."""
+        return confidences(scores, self.confidence, self.temperature)
+
+    def to_json(self) -> dict[str, JSON]:
+        return {**asdict(self), "reached": list(self.reached)}
+
+    @classmethod
+    def from_json(cls, value: JSON) -> "Calibration":
+        """Read back; raises ValueError on anything but what ``to_json`` writes."""
+        try:
+            assert isinstance(value, dict)
+            made = cls(
+                float(value["temperature"]),  # type: ignore[arg-type]
+                int(value["images"]),  # type: ignore[arg-type]
+                value["confidence"],  # type: ignore[arg-type]
+                None if value["separation"] is None else float(value["separation"]),  # type: ignore[arg-type]
+                tuple(float(level) for level in value["reached"]),  # type: ignore[arg-type, union-attr]
+            )
+        except (AssertionError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"not a calibration: {error}") from error
+        if not (made.temperature > 0 and math.isfinite(made.temperature)):
+            raise ValueError(f"temperature must be above 0, not {made.temperature}")
+        if made.confidence not in ("score", "probability"):
+            raise ValueError(f"confidence must be score or probability, not {made.confidence!r}")
+        if not all(math.isfinite(level) for level in made.reached) or len(made.reached) > LEVELS + 1:
+            raise ValueError("the confidences reached must be finite and at most 101")
+        return made
+
+
+def calibrate(scores: Tensor, columns: Tensor) -> Calibration:
+    """From scores [N, K] of held-out base images and their true columns [N]."""
+    scores = scores.double().cpu()
+    temperature = fit_temperature(scores, columns)
+    separations = {kind: _separation(scores, columns, kind, temperature) for kind in ("score", "probability")}
+    kind: Confidence = "score" if separations["score"] >= separations["probability"] else "probability"
+    reached = confidences(scores, kind, temperature)
+    levels = torch.quantile(reached, torch.linspace(0, 1, LEVELS + 1, dtype=torch.float64))
+    separation = separations[kind]
+    return Calibration(
+        temperature,
+        len(scores),
+        kind,
+        None if math.isnan(separation) else separation,
+        tuple(levels.tolist()),
+    )
+
+
+def fit_temperature(scores: Tensor, columns: Tensor) -> float:
+    """The T that makes held-out labels likeliest, by golden-section search on log T (the loss is convex in 1/T).
+
+    >>> right = torch.tensor([[2.0, 0.0]] * 3 + [[0.0, 2.0]])  # three in four right: p = 0.75, so 2 / T = log 3
+    >>> round(2 / fit_temperature(right, torch.zeros(4, dtype=torch.int64)), 3) == round(math.log(3), 3)
+    True
+    """
+    scores = scores.double()
+    spread = float((scores.amax(1) - scores.clamp_min(-1e30).mean(1)).abs().mean())
+    scale = spread if spread > 0 and math.isfinite(spread) else 1.0
+
+    def loss(log_t: float) -> float:
+        logits = torch.log_softmax(scores / (scale * math.exp(log_t)), dim=1)
+        return float(-logits.gather(1, columns[:, None]).mean())
+
+    low, high, ratio = math.log(1e-3), math.log(1e3), (math.sqrt(5) - 1) / 2
+    while high - low > 1e-6:
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if loss(left) <= loss(right) else (left, high)
+    return scale * math.exp((low + high) / 2)
+
+
+def confidences(scores: Tensor, kind: str, temperature: float) -> Tensor:
+    """How sure each row is [B]: its largest score, or its largest probability."""
+    scores = scores.double()
+    return scores.amax(1) if kind == "score" else torch.softmax(scores / temperature, dim=1).amax(1)
+
+
+def auc(known: Tensor, unknown: Tensor) -> float:
+    """The chance that a known image is surer than an unknown one; ties count half.
+
+    >>> auc(torch.tensor([3.0, 2.0]), torch.tensor([2.0, 1.0]))
+    0.875
+    """
+    if not len(known) or not len(unknown):
+        return math.nan
+    values = torch.cat([known, unknown]).double()
+    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    ranks = counts.cumsum(0) - (counts - 1) / 2  # the mean rank of each group of equal values
+    n = len(known)
+    return float((ranks[inverse[:n]].sum() - n * (n + 1) / 2) / (n * len(unknown)))
+
+
+def _separation(scores: Tensor, columns: Tensor, kind: str, temperature: float) -> float:
+    """AUC when every second base class is treated as unknown: its column is hidden, its images should be refused."""
+    if scores.shape[1] < 4:
+        return math.nan
+    hidden = torch.arange(scores.shape[1]) % 2 == 1
+    sure = confidences(scores[:, ~hidden], kind, temperature)
+    return auc(sure[~hidden[columns]], sure[hidden[columns]])

@@ -1,0 +1,478 @@
+"""A classifier for applications: your own images and class names, scikit-learn habits, one file to keep it in.
+
+    model = Classifier()                        # a packaged network, nothing to train
+    model.partial_fit(["a.jpg", "b.jpg"], "mug")
+    model.partial_fit(more, ["mug", "spoon"])   # a class that reappears is improved
+    model.predict("photo.jpg")
+    model.save("kitchen.nocl")
+
+It names classes and calibrates; what is learned, and how, is the method's business (:mod:`nocl.methods`). It keeps no
+image. Labels inside the learner are hashes of the names, so that models made apart agree on them.
+"""
+
+import copy
+import hashlib
+import inspect
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nocl import nets
+from nocl.app import modelfile, weights
+from nocl.app.calibration import Calibration, calibrate
+from nocl.data import ImageSet
+from nocl.data.pictures import Pictures, batch_of
+from nocl.learner import FrozenLearner, Learner, NotFittedError
+from nocl.methods import make
+from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
+from nocl.pretrain import load_weights
+from nocl.streams import RepeatableSession
+
+DEFAULT_METHOD = "rda"  # the best measured here without exemplars that can forget and merge exactly
+_AT_ONCE = 256  # images through the network together
+# softmax temperature where nothing was held out to fit one
+_ROUGH_TEMPERATURE = {"ncm": 0.03, "rda": 40.0}
+
+
+class Classifier:
+    """Learns named classes from images, any number of classes at any time, and keeps none of the images.
+
+    ``backbone`` is a packaged network (``cifar100``), a safetensors file, ``timm:NAME``, or the name of a network to
+    train in ``fit`` (``reduced_resnet18``); ``params`` goes to the method and ``recipe`` to that training.
+    ``holdout`` is the share of each base class that ``fit`` keeps back to calibrate probabilities with.
+    """
+
+    def __init__(
+        self,
+        method: str = DEFAULT_METHOD,
+        *,
+        backbone: str = "cifar100",
+        size: int = 32,
+        params: Mapping[str, JSON] | None = None,
+        recipe: Mapping[str, JSON] | None = None,
+        holdout: float = 0.1,
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        if "recipe" in (params or {}):
+            raise ValueError("params holds a recipe; give it as Classifier(recipe=...), not inside params")
+        self.method, self.backbone, self.size, self.params = method, backbone, size, params
+        self.recipe, self.holdout, self.device, self.seed = recipe, holdout, device, seed
+        self._learner: Learner | None = None
+        self._names: dict[int, str] = {}
+        self._counts: Counter[str] = Counter()
+        self.calibration_ = Calibration(_ROUGH_TEMPERATURE.get(method, 1.0))
+        self.history_: list[dict[str, Any]] = []
+        self._entry: dict[str, Any] | None = None
+        self.sequence_ = 0  # how many of a service's journal records are in here
+
+    # --- scikit-learn habits ----------------------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments that build this classifier again."""
+        return {name: getattr(self, name) for name in _PARAMETERS}
+
+    def set_params(self, **changes: Any) -> Self:
+        """Change arguments of a classifier that has learned nothing yet."""
+        if self._learner is not None:
+            raise ValueError("this classifier has learned already; clone() it with other parameters instead")
+        unknown = sorted(set(changes) - set(_PARAMETERS))
+        if unknown:
+            raise ValueError(f"unknown parameter {unknown[0]!r}. Valid: {', '.join(_PARAMETERS)}")
+        self.__init__(**(self.get_params() | changes))  # type: ignore[misc]
+        return self
+
+    def clone(self, **changes: Any) -> "Classifier":
+        """A fresh classifier with the same arguments, some changed; nothing learned is taken along."""
+        return Classifier(**copy.deepcopy(self.get_params())).set_params(**changes)
+
+    @property
+    def classes_(self) -> NDArray[np.str_]:
+        """The names of the classes met, in the order of ``predict_proba``'s columns."""
+        return np.array(self.class_names, dtype=np.str_)
+
+    @property
+    def class_names(self) -> list[str]:
+        labels = [] if self._learner is None else self._learner.classes_.tolist()
+        return [self._names[label] for label in labels]
+
+    @property
+    def counts_(self) -> dict[str, int]:
+        """How many images of each class were learned."""
+        return {name: self._counts[name] for name in self.class_names}
+
+    @property
+    def learner_(self) -> Learner:
+        if self._learner is None:
+            raise NotFittedError("this classifier has met no class yet: call fit or partial_fit first")
+        return self._learner
+
+    def fit(self, images: Pictures, names: str | Sequence[str], *, workdir: Path | None = None) -> "Classifier":
+        """Start anew from base images: train the network if it is to be trained, then learn and calibrate."""
+        x, y = self._batch(images, names)
+        if not len(x):
+            raise ValueError("fit needs at least one image")
+        if not 0 <= self.holdout < 1:
+            raise ValueError(f"holdout must be from 0 to below 1, not {self.holdout}")
+        self._reset()
+        labels = y.numpy()
+        kept, held = _split(labels, self.holdout, self.seed)
+        base = ImageSet.of(x.numpy(), labels)
+        learner = self._build()
+        self._fit_base(learner, base.subset(kept), workdir)
+        self._learner = learner
+        if len(held):
+            self._calibrate(learner, *base.subset(held).take(np.arange(len(held))))
+        learned = labels if isinstance(learner, FrozenLearner) else labels[kept]
+        self._note(Counter(self._names[label] for label in learned.tolist()))
+        return self
+
+    def partial_fit(self, images: Pictures, names: str | Sequence[str]) -> "Classifier":
+        """Learn from images once: new classes are added, known ones improved. One image is enough.
+
+        Nothing is learned if any of the images cannot be used.
+        """
+        x, y = self._batch(images, names)
+        if not len(x):
+            return self
+        if self._learner is None:
+            learner = self._build()
+            if not learner.base_:
+                raise NotFittedError(
+                    f"the network {self.backbone!r} is not trained yet: call fit on base images first, "
+                    "or take a trained one such as backbone='cifar100'"
+                )
+            self._learner = learner
+        for rows_x, rows_y in zip(x.split(_AT_ONCE), y.split(_AT_ONCE)):
+            self._learner.observe(rows_x, rows_y)
+        self._note(Counter(self._names[label] for label in y.tolist()))
+        return self
+
+    def decision_function(self, images: Pictures) -> NDArray[np.float64]:
+        """The method's own scores [B, K]."""
+        scores: NDArray[np.float64] = self._scores(images).double().numpy()
+        return scores
+
+    def predict_proba(self, images: Pictures) -> NDArray[np.float64]:
+        """Probabilities [B, K], calibrated on held-out base images where ``fit`` had some (``calibration_``)."""
+        probabilities: NDArray[np.float64] = self.calibration_.probabilities(self._scores(images)).numpy()
+        return probabilities
+
+    def predict(self, images: Pictures, *, reject: bool | float = False) -> NDArray[Any]:
+        """Class names [B]. With ``reject``, ``None`` where an image looks like none of the classes.
+
+        ``reject`` is the share of images of known classes that may be refused by mistake; ``True`` is 0.05.
+        """
+        scores = self._scores(images)
+        names: NDArray[Any] = np.array(self.class_names, dtype=object)[scores.argmax(1).numpy()]
+        if reject is False:
+            plain: NDArray[Any] = names.astype(np.str_)
+            return plain
+        names[self.refused(scores, reject).numpy()] = None
+        return names
+
+    def refused(self, scores: Tensor, reject: bool | float) -> Tensor:
+        """Which rows of scores [B, K] are too unsure to be any known class: bool [B]."""
+        threshold = self.calibration_.threshold(0.05 if reject is True else float(reject))
+        return self.calibration_.confidences(scores) < threshold
+
+    def score(self, images: Pictures, names: str | Sequence[str]) -> float:
+        """The share predicted right."""
+        predicted = self.predict(images)
+        truth = [names] * len(predicted) if isinstance(names, str) else list(names)
+        if len(truth) != len(predicted):
+            raise ValueError(f"{len(predicted)} images need {len(predicted)} names, not {len(truth)}")
+        return float(np.mean([p == t for p, t in zip(predicted, truth)])) if truth else float("nan")
+
+    # --- classes ----------------------------------------------------------------------------------------------
+
+    def forget(self, name: str) -> "Classifier":
+        """Remove a class, its name and every statistic of it (what cannot be removed: ``describe()``)."""
+        learner = self.learner_
+        if name not in self.counts_:
+            raise KeyError(f"no class {name!r}; there are: {', '.join(self.class_names[:20])}")
+        learner.forget(label_of(name))
+        del self._names[label_of(name)]
+        self._counts.pop(name, None)
+        for entry in self.history_:
+            entry["added"].pop(name, None)
+        return self
+
+    def merge(self, other: "Classifier", common: "Classifier | None" = None) -> "Classifier":
+        """Take in what another model with the same network learned from other images, exactly.
+
+        If both come from one model, what it knew must count once. Classes that only one of the two has seen since
+        then need nothing; for classes that both went on learning, give that model as ``common``.
+        """
+        theirs = other.copy()
+        self.learner_._check_mergeable(theirs.learner_)
+        shared = self._ids() & other._ids()
+        if common is not None and common._ids() != shared:
+            raise ValueError("common is not the model at which the two parted; it must be the last they share")
+        if common is not None:
+            theirs._take_away(common)
+        elif shared:
+            self._drop_repeated(theirs, shared)
+        self._names |= theirs._names
+        self.learner_.merge(theirs.learner_)
+        self._counts += theirs._counts
+        self._join_history(other)
+        return self
+
+    def copy(self) -> "Classifier":
+        """A copy that learns on its own; the network is shared, so the method must not train it."""
+        copied = copy.copy(self)
+        copied._learner = self.learner_.copy_on_network()
+        copied._names, copied._counts = dict(self._names), Counter(self._counts)
+        copied.history_ = [{**entry, "added": dict(entry["added"])} for entry in self.history_]
+        copied._entry = copied.history_[-1] if self._entry is not None else None
+        return copied
+
+    def apart(self) -> "Classifier":
+        """An empty classifier on the same network, whose learning ``take_in`` adds to this one."""
+        empty = copy.copy(self)
+        empty._learner = self.learner_.empty_copy()
+        empty._names, empty._counts, empty.history_, empty._entry = {}, Counter(), [], None
+        return empty
+
+    def take_in(self, part: "Classifier") -> None:
+        """Add what a classifier made by ``apart`` has learned."""
+        self._names |= part._names
+        self.learner_.merge(part.learner_)
+        self._note(Counter(part.counts_))
+
+    # --- the file ---------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write one ``.nocl`` file, whole or not at all."""
+        learner = self.learner_
+        self._entry = None  # what is learned from now on is a new entry: copies of this file can tell it apart
+        modelfile.write(Path(path), learner, self.about())
+
+    @classmethod
+    def load(cls, path: str | Path, *, trust: bool = False, device: str = "cpu") -> "Classifier":
+        """Read a file back: it predicts and goes on learning as if never interrupted."""
+        learner, header = modelfile.read(Path(path), trust=trust, device=device)
+        try:
+            return cls._from(learner, header, device)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFileError(f"{path}: the header does not describe a model: {error}") from error
+
+    def about(self) -> dict[str, JSON]:
+        """What the file's header says beside the method and its parameters."""
+        return {
+            "classes": list(self.class_names),
+            "counts": [self._counts[name] for name in self.class_names],
+            "backbone": self.backbone if self.backbone in _named_backbones() else Path(self.backbone).name,
+            "normalisation": _normalisation(self.learner_),
+            "holdout": self.holdout,
+            "calibration": self.calibration_.to_json(),
+            "history": [{**entry} for entry in copy.deepcopy(self.history_)],
+            "sequence": self.sequence_,
+            "privacy": self.privacy(),
+        }
+
+    def privacy(self) -> dict[str, JSON]:
+        """What is kept of the images: counted in the learner's state, not promised."""
+        learner = self.learner_
+        statistics = learner.state_bytes()["statistics"] - learner.draw.get_state().numel()
+        n_classes = max(1, len(learner.classes_))
+        return {
+            "images_stored": 0 if not learner.stores_exemplars else None,
+            "stores_exemplars": learner.stores_exemplars,
+            "kept": learner.kept(),
+            "bytes_per_class": round(statistics / n_classes),
+            "forgets_exactly": learner.forgets_exactly,
+            "single_image_classes": sum(count == 1 for count in self.counts_.values()),
+        }
+
+    @classmethod
+    def _from(cls, learner: Learner, header: dict[str, Any], device: str) -> "Classifier":
+        backbone, params = header["backbone"], learner.get_params()
+        seed, side, recipe = params.pop("seed"), params.pop("image_size"), params.pop("recipe")
+        del params["backbone"], params["weights"]
+        made = cls(
+            header["method"], backbone=backbone, size=side, params=params, recipe=recipe or None,  # type: ignore[arg-type]
+            holdout=float(header["holdout"]), device=device, seed=seed,  # type: ignore[arg-type]
+        )  # fmt: skip
+        names: list[str] = header["classes"]
+        if [label_of(name) for name in names] != learner.classes_.tolist():
+            raise ValueError("the class names do not belong to the classes learned")
+        made._learner, made._names = learner, {label_of(name): name for name in names}
+        made._counts = Counter(dict(zip(names, header["counts"])))
+        made.calibration_ = Calibration.from_json(header["calibration"])
+        made.history_ = _checked_history(header["history"])
+        made.sequence_ = header["sequence"]
+        return made
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _reset(self) -> None:
+        self._counts, self.history_, self._entry = Counter(), [], None
+        self.calibration_ = Calibration(_ROUGH_TEMPERATURE.get(self.method, 1.0))
+
+    def _build(self) -> Learner:
+        network, path = _network_and_file(self.backbone)
+        learner = make(
+            self.method, **dict(self.params or {}),
+            backbone=network, recipe=dict(self.recipe or {}), image_size=self.size, seed=self.seed,
+        )  # fmt: skip
+        if path is not None:
+            learner.base_ = load_weights(learner.network, path)
+        elif network.startswith("timm:"):
+            nets.load_pretrained(learner.network, network)
+            learner.base_ = {"weights": network}
+        learner.network.eval()
+        return learner.to(self.device)
+
+    def _fit_base(self, learner: Learner, base: ImageSet, workdir: Path | None) -> None:
+        classes = tuple(dict.fromkeys(base.labels.tolist()))
+        about: dict[str, JSON] = {"dataset": "your images", "fingerprint": base.content}
+        session = RepeatableSession(classes, base, min(100, max(2, len(base) // 4)), self.seed, about)
+        if learner.base_ and isinstance(learner, FrozenLearner):  # a network that is ready: nothing to train
+            learner.meet(classes)
+            learner.fit_base_features((learner.features(x), y) for x, y in session.epoch(0))
+        else:
+            learner.fit_base(session, workdir=workdir)
+        learner.eval()
+
+    def _calibrate(self, learner: Learner, x: Tensor, y: Tensor) -> None:
+        columns = torch.tensor([learner.classes_.tolist().index(label) for label in y.tolist()])
+        scores = torch.cat([learner.decision_function(rows).cpu() for rows in x.split(_AT_ONCE)])
+        self.calibration_ = calibrate(scores, columns)
+        if isinstance(learner, FrozenLearner):  # only now may the statistics take them in
+            for rows_x, rows_y in zip(x.split(_AT_ONCE), y.split(_AT_ONCE)):
+                learner.observe(rows_x, rows_y)
+
+    def _batch(self, images: Pictures, names: str | Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Images and labels, all checked before anything changes."""
+        x = batch_of(images, self.size)
+        given = [names] * len(x) if isinstance(names, str) else [str(name) for name in names]
+        if len(given) != len(x):
+            raise ValueError(f"{len(x)} images need {len(x)} names, not {len(given)}")
+        labels = {name: label_of(modelfile.check_name(name)) for name in dict.fromkeys(given)}
+        self._names |= {label: name for name, label in labels.items()}
+        return x, torch.tensor([labels[name] for name in given], dtype=torch.int64)
+
+    @torch.no_grad()
+    def _scores(self, images: Pictures) -> Tensor:
+        learner = self.learner_
+        if not len(learner.classes_):
+            raise NotFittedError("every class has been forgotten: call partial_fit first")
+        x = batch_of(images, self.size)
+        parts = [learner.decision_function(rows).cpu() for rows in x.split(_AT_ONCE)] if len(x) else []
+        return torch.cat(parts) if parts else torch.zeros(0, len(learner.classes_))
+
+    def _note(self, added: Counter[str]) -> None:
+        if self._entry is None:
+            self._entry = {"id": secrets.token_hex(8), "added": {}}
+            self.history_.append(self._entry)
+        for name, count in added.items():
+            self._entry["added"][name] = self._entry["added"].get(name, 0) + count
+        self._counts += added
+
+    def _ids(self) -> set[str]:
+        return {entry["id"] for entry in self.history_}
+
+    def _join_history(self, other: "Classifier") -> None:
+        ours = {entry["id"]: entry for entry in self.history_}
+        for entry in other.history_:
+            if entry["id"] in ours:
+                ours[entry["id"]]["added"] |= entry["added"]
+            else:
+                self.history_.append(copy.deepcopy(entry))
+        self._entry = None
+
+    def _take_away(self, common: "Classifier") -> None:
+        """Leave only what was learned after ``common``."""
+        before = common.copy()
+        for name in set(before.class_names) - set(self.class_names):
+            before.forget(name)
+        self.learner_.subtract(before.learner_)
+        self._counts -= before._counts  # a Counter drops what reaches zero
+        for name in self.class_names:
+            if not self._counts[name]:
+                self.forget(name)
+
+    def _drop_repeated(self, theirs: "Classifier", shared: set[str]) -> None:
+        """Keep, of two models with a common past, each old class in the one that has seen all of its images."""
+        past = _counted(self, shared) | _counted(theirs, shared)  # the larger: one may have forgotten a class
+        mine_grew = {name for name in past if self._counts[name] > past[name]}
+        theirs_grew = {name for name in past if theirs._counts[name] > past[name]}
+        both = sorted(mine_grew & theirs_grew)
+        if both or not self.learner_.forgets_exactly:
+            why = f"both went on learning {', '.join(both[:5])}" if both else "they share one covariance"
+            raise ValueError(
+                f"the two models come from one and {why}: give that model as common (--base), so that it counts once"
+            )
+        for name in past:
+            loser = self if name in theirs_grew else theirs
+            if name in self.counts_ and name in theirs.counts_:
+                loser.forget(name)
+
+
+def _counted(model: Classifier, ids: set[str]) -> Counter[str]:
+    return sum((Counter(e["added"]) for e in model.history_ if e["id"] in ids), Counter[str]())
+
+
+def label_of(name: str) -> int:
+    """The number by which learners know a class name: the same in every model, 53 bits of its SHA-256."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 11
+
+
+def _split(labels: NDArray[np.int64], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions to learn from and positions held out: that share of each class, never its last image."""
+    held: list[int] = []
+    for label in dict.fromkeys(labels.tolist()):
+        rows = np.flatnonzero(labels == label)
+        count = min(round(share * len(rows)) or int(share > 0), len(rows) - 1)
+        order = torch.randperm(len(rows), generator=generator(seed, "holdout", label)).numpy()
+        held += rows[order[:count]].tolist()
+    is_held = np.isin(np.arange(len(labels)), held)
+    return np.flatnonzero(~is_held), np.flatnonzero(is_held)
+
+
+def _network_and_file(backbone: str) -> tuple[str, Path | None]:
+    """The network to build and the file of its weights, if they are ready."""
+    if backbone in weights.PACKAGED:
+        return weights.PACKAGED[backbone], weights.file(backbone)
+    if backbone.endswith(".safetensors"):
+        path = Path(backbone)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file; give a safetensors file of reduced_resnet18 weights")
+        return "reduced_resnet18", path
+    return backbone, None
+
+
+def _named_backbones() -> Iterator[str]:
+    yield from weights.PACKAGED
+    yield from nets.BACKBONES
+
+
+def _normalisation(learner: Learner) -> JSON:
+    return {
+        "mean": [float(v) for v in learner.network.mean.flatten()],
+        "std": [float(v) for v in learner.network.std.flatten()],
+    }
+
+
+def _checked_history(history: list[Any]) -> list[dict[str, Any]]:
+    for entry in history:
+        added = entry["added"]
+        if not isinstance(entry["id"], str) or not all(
+            isinstance(name, str) and isinstance(count, int) for name, count in added.items()
+        ):
+            raise ValueError("an entry of the history is not an id with counts")
+    return history
+
+
+_PARAMETERS = [name for name in inspect.signature(Classifier.__init__).parameters if name != "self"]

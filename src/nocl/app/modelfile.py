@@ -1,0 +1,203 @@
+"""The ``.nocl`` model file: one safetensors file with a JSON header, checked before anything in it is believed.
+
+The header's one entry, ``nocl``, is a JSON object: kind, format version, method, parameters, class names, counts,
+backbone, calibration, history, a privacy statement, and the SHA-256 of everything else in the file. Reading never
+unpickles and never imports what a file names: methods and networks must be among those that ship with nocl (or
+``timm:``), unless the caller says the file is trusted. Values that could ask for absurd amounts of memory are
+refused. A digest shows damage, not malice: who can write the file can write a matching digest.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nocl.learner import Learner
+from nocl.methods import METHODS, make, name_of
+from nocl.nets import BACKBONES
+from nocl.plumbing.files import DamagedFileError, read_tensors, write_tensors
+from nocl.plumbing.types import JSON
+from nocl.plumbing.version import __version__
+from nocl.stats.class_stats import ClassStats
+
+KIND = "nocl model"
+FORMAT = 1
+MAX_CLASSES = 100_000
+MAX_NAME = 200  # characters of a class name
+MAX_SIDE = 1024  # pixels a side
+_MAX_NUMBER = 65_536  # of any hyper-parameter: keeps a tampered file from asking for terabytes
+
+Header = dict[str, JSON]
+# a function for each old format that turns its header and tensors into the next format's
+UPGRADES: dict[int, Callable[[Header, dict[str, Tensor]], tuple[Header, dict[str, Tensor]]]] = {}
+
+
+def write(path: Path, learner: Learner, about: Mapping[str, JSON]) -> None:
+    """Write a learner and what is known about it, whole or not at all."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in learner.state_dict().items()}
+    header: Header = {
+        "kind": KIND,
+        "format": FORMAT,
+        "nocl": __version__,
+        "method": name_of(learner),
+        "params": learner.get_params(),
+        "base": learner.base_,
+        **about,
+    }
+    header["digest"] = _digest(header, tensors)
+    write_tensors(path, tensors, {"nocl": header})
+
+
+def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learner, Header]:
+    """The learner as it was written, and the header.
+
+    ``trust`` allows methods and networks of your own (``module:name``), whose code is then imported and run.
+    """
+    header, tensors = _checked(path)
+    method, params = _method(path, header, trust)
+    try:
+        learner = make(method, **params)
+        _check_tensors(path, learner, tensors)
+        learner.load_state_dict(tensors)
+        _check_statistics(path, learner)
+    except DamagedFileError:
+        raise
+    except (RuntimeError, KeyError, ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
+        raise DamagedFileError(f"{path}: what it holds does not fit method {method!r}: {error}") from error
+    learner.base_ = header["base"] if isinstance(header["base"], dict) else {}
+    return learner.eval().to(device), header
+
+
+def describe(path: Path) -> Header:
+    """The header of a whole, undamaged file, without building the model."""
+    return _checked(path)[0]
+
+
+def _checked(path: Path) -> tuple[Header, dict[str, Tensor]]:
+    tensors, outer = read_tensors(path)
+    header = outer.get("nocl")
+    if not isinstance(header, dict) or header.get("kind") != KIND:
+        raise DamagedFileError(f"{path} is not a nocl model (it is a safetensors file of something else)")
+    version = header.get("format")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise DamagedFileError(f"{path}: the format version is {version!r}, not a number")
+    if version > FORMAT:
+        raise DamagedFileError(f"{path} has format {version}, this nocl reads up to {FORMAT}: update nocl")
+    if header.get("digest") != _digest(header, tensors):
+        raise DamagedFileError(f"{path} is damaged: its content does not match its digest; copy it again")
+    while version < FORMAT:
+        if version not in UPGRADES:
+            raise DamagedFileError(f"{path} has format {version}, which no nocl has ever written")
+        header, tensors = UPGRADES[version](header, tensors)
+        version += 1
+    _check_header(path, header)
+    return header, tensors
+
+
+def _check_header(path: Path, header: Header) -> None:
+    names, counts = header.get("classes"), header.get("counts")
+    if not isinstance(names, list) or len(names) > MAX_CLASSES:
+        raise DamagedFileError(f"{path}: classes must be a list of at most {MAX_CLASSES} names")
+    for name in names:
+        try:
+            check_name(name)
+        except (TypeError, ValueError) as error:
+            raise DamagedFileError(f"{path}: {error}") from None
+    if len(set(map(str, names))) != len(names):
+        raise DamagedFileError(f"{path}: a class name occurs twice")
+    if not isinstance(counts, list) or len(counts) != len(names) or not all(_is_count(n) for n in counts):
+        raise DamagedFileError(f"{path}: counts must be one whole number for each of {len(names)} classes")
+    for key in ("params", "base", "calibration", "privacy"):
+        if not isinstance(header.get(key), dict):
+            raise DamagedFileError(f"{path}: the header has no {key}")
+    if not isinstance(header.get("history"), list) or not isinstance(header.get("backbone"), str):
+        raise DamagedFileError(f"{path}: the header lacks a history or a backbone")
+    if not _is_count(header.get("sequence")):
+        raise DamagedFileError(f"{path}: the header lacks its sequence number")
+
+
+def check_name(name: object) -> str:
+    """A class name that can be shown and stored: 1 to 200 printable characters, no space at either end."""
+    if not isinstance(name, str):
+        raise TypeError(f"a class name must be text, not {type(name).__name__}")
+    if not name or len(name) > MAX_NAME:
+        raise ValueError(f"a class name must have 1 to {MAX_NAME} characters, not {len(name)}")
+    if name != name.strip() or not name.isprintable():
+        raise ValueError(f"class name {name!r} has spaces at an end or characters that cannot be shown")
+    return name
+
+
+def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSON]]:
+    method, params = header.get("method"), header["params"]
+    assert isinstance(params, dict)
+    backbone = params.get("backbone")
+    if not isinstance(method, str) or not isinstance(backbone, str):
+        raise DamagedFileError(f"{path}: the header lacks a method or its network")
+    if params.get("weights") is not None:
+        raise DamagedFileError(f"{path}: a model file carries its own network and may not name another file")
+    known = method in METHODS and (backbone in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}", backbone) is not None)
+    if not known and not trust:
+        raise DamagedFileError(
+            f"{path} names the method {method!r} on the network {backbone!r}, which do not both ship with nocl; "
+            "loading would run their code: load it with trust=True (--trust) only if you know who made it"
+        )
+    side = params.get("image_size")
+    if not _is_count(side) or not 1 <= int(side) <= MAX_SIDE:  # type: ignore[arg-type]
+        raise DamagedFileError(f"{path}: image_size must be 1 to {MAX_SIDE}, not {side!r}")
+    if not isinstance(params.get("seed", 0), int) or abs(int(params.get("seed", 0))) >= 2**63:  # type: ignore[arg-type]
+        raise DamagedFileError(f"{path}: seed must be a whole number, not {params.get('seed')!r}")
+    _check_values(path, {name: value for name, value in params.items() if name != "seed"})
+    return method, params
+
+
+def _check_values(path: Path, value: JSON, depth: int = 0) -> None:
+    if isinstance(value, dict | list):
+        items = list(value.values()) if isinstance(value, dict) else value
+        if depth > 4 or len(items) > 256:
+            raise DamagedFileError(f"{path}: parameters nested or listed beyond any use")
+        for item in items:
+            _check_values(path, item, depth + 1)
+    elif isinstance(value, int | float):
+        if not math.isfinite(value) or abs(value) > _MAX_NUMBER:
+            raise DamagedFileError(f"{path}: parameter value {value!r} is beyond {_MAX_NUMBER}")
+    elif isinstance(value, str) and len(value) > 300:
+        raise DamagedFileError(f"{path}: a parameter has {len(value)} characters")
+
+
+def _check_tensors(path: Path, learner: Learner, tensors: dict[str, Tensor]) -> None:
+    classes = tensors.get("classes_")
+    if classes is None or classes.dtype != torch.int64 or classes.ndim != 1 or len(classes) > MAX_CLASSES:
+        raise DamagedFileError(f"{path}: the list of classes is missing or of another type")
+    if len(torch.unique(classes)) != len(classes):
+        raise DamagedFileError(f"{path}: a class occurs twice")
+    for name, tensor in learner.state_dict().items():
+        if name in tensors and tensors[name].dtype != tensor.dtype:
+            raise DamagedFileError(f"{path}: {name} is {tensors[name].dtype}, not {tensor.dtype}")
+
+
+def _check_statistics(path: Path, learner: Learner) -> None:
+    for name, tensor in learner.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise DamagedFileError(f"{path}: {name} holds NaN or infinity")
+    for module in learner.modules():
+        if isinstance(module, ClassStats) and bool((module.count < 0).any()):
+            raise DamagedFileError(f"{path}: a class has a negative count")
+
+
+def _is_count(value: JSON) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _digest(header: Header, tensors: Mapping[str, Tensor]) -> str:
+    content = {name: value for name, value in header.items() if name != "digest"}
+    total = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        total.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return total.hexdigest()

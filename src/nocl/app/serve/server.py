@@ -1,0 +1,57 @@
+"""Running the application: on this machine only, unless there is a token."""
+
+import ipaddress
+import logging
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from nocl.app.serve.app import build
+from nocl.app.serve.limits import Limits
+from nocl.app.serve.store import Store
+
+log = logging.getLogger(__name__)
+MIN_TOKEN = 16  # characters
+
+
+class UnsafeAddressError(ValueError):
+    """Listening there without a token would let anyone teach the model."""
+
+
+def serve(
+    path: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    limits: Limits | None = None,
+    trust: bool = False,
+    device: str = "cpu",
+) -> None:
+    """Serve a model until interrupted, then write it whole."""
+    check_address(host, token)
+    app = build(Store(path, trust=trust, device=device), token=token, limits=limits)
+    uvicorn.run(
+        app, host=host, port=port, log_level="warning", server_header=False, limit_concurrency=512,
+        timeout_keep_alive=15, timeout_graceful_shutdown=20,
+    )  # fmt: skip
+
+
+def check_address(host: str, token: str | None) -> None:
+    """Refuse an address that others can reach unless there is a token worth the name."""
+    if token is not None and len(token) < MIN_TOKEN:
+        raise UnsafeAddressError(f"NOCL_TOKEN must have at least {MIN_TOKEN} characters, not {len(token)}")
+    if token is None and not _is_loopback(host):
+        raise UnsafeAddressError(
+            f"{host} can be reached by others: set NOCL_TOKEN to a secret of at least {MIN_TOKEN} characters, "
+            "or listen on 127.0.0.1"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(addresses) and all(ipaddress.ip_address(str(a).split("%")[0]).is_loopback for a in addresses)

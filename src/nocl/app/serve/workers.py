@@ -1,0 +1,190 @@
+"""The two threads behind the service: one predicts, one learns. Requests that wait while a thread works go together.
+
+Predictions read the published model and never wait for learning. Learning is one thread because order matters there,
+and one flush to disk serves all requests of a group.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from nocl.app.classifier import Classifier
+from nocl.app.serve.store import Store
+from nocl.learner import NotFittedError
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+class FullError(RuntimeError):
+    """Too much is waiting already; try again later."""
+
+
+class ClosedError(RuntimeError):
+    """The service is stopping."""
+
+
+@dataclass
+class _Job(Generic[J, R]):
+    item: J
+    weight: int
+    answer: "Future[R]" = field(default_factory=Future)
+
+
+class Worker(Generic[J, R]):
+    """A thread that takes waiting items in groups of bounded weight and answers each."""
+
+    def __init__(
+        self, name: str, work: Callable[[list[J]], Sequence[R | Exception]], *, waiting: int, together: int
+    ) -> None:
+        self._work, self._waiting, self._together = work, waiting, together
+        self._queue: queue.SimpleQueue[_Job[J, R] | None] = queue.SimpleQueue()
+        self._lock, self._load, self._closed = threading.Lock(), 0, False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def load(self) -> int:
+        """The weight of what waits or is being worked on."""
+        return self._load
+
+    def submit(self, item: J, weight: int) -> "Future[R]":
+        """Queue an item; raises FullError when too much waits."""
+        job: _Job[J, R] = _Job(item, weight)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the service is stopping")
+            if self._load and self._load + weight > self._waiting:
+                raise FullError(f"{self._load} are waiting, the limit is {self._waiting}")
+            self._load += weight
+            self._queue.put(job)
+        return job.answer
+
+    def close(self) -> None:
+        """Finish what is waiting, take no more."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        held: _Job[J, R] | None = None
+        while True:
+            first = held or self._queue.get()
+            if first is None:
+                return
+            group, held, stop = self._gather(first)
+            self._answer(group)
+            if stop:
+                return
+
+    def _gather(self, first: _Job[J, R]) -> tuple[list[_Job[J, R]], _Job[J, R] | None, bool]:
+        group, weight = [first], first.weight
+        while weight < self._together:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                return group, None, True
+            if weight + job.weight > self._together:
+                return group, job, False
+            group.append(job)
+            weight += job.weight
+        return group, None, False
+
+    def _answer(self, group: list[_Job[J, R]]) -> None:
+        try:
+            results: Sequence[R | Exception] = self._work([job.item for job in group])
+        except Exception as error:  # whatever went wrong is every waiting request's answer, and the thread goes on
+            results = [error] * len(group)
+        with self._lock:
+            self._load -= sum(job.weight for job in group)
+        for job, result in zip(group, results):
+            if isinstance(result, Exception):
+                job.answer.set_exception(result)
+            else:
+                job.answer.set_result(result)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Scores of one request's images and the model that gave them."""
+
+    scores: Tensor  # [B, K]
+    model: Classifier
+
+
+def predictor(store: Store, *, waiting: int, together: int) -> Worker[Tensor, Prediction]:
+    """A worker that scores batches of images with the model published when it starts on them."""
+
+    def work(batches: list[Tensor]) -> list[Prediction | Exception]:
+        model = store.model
+        if not len(model.learner_.classes_):
+            return [NotFittedError("the model knows no class yet: teach it one")] * len(batches)
+        with torch.no_grad():
+            scores = model.learner_.decision_function(torch.cat(batches)).cpu()
+        return [Prediction(part, model) for part in scores.split([len(x) for x in batches])]
+
+    return Worker("predict", work, waiting=waiting, together=together)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Images of one class to learn, or (with none) a class to forget."""
+
+    name: str
+    images: Tensor | None
+
+
+def teacher(store: Store, *, waiting: int, together: int, max_classes: int) -> Worker[Lesson, Classifier]:
+    """The one worker that changes the model. When it answers, the change is on disk."""
+
+    def work(lessons: list[Lesson]) -> list[Classifier | Exception]:
+        answers: list[Classifier | Exception] = []
+        for run in _runs(lessons):
+            answers += _forget(store, run[0]) if run[0].images is None else _learn(store, run, max_classes)
+        return answers
+
+    return Worker("learn", work, waiting=waiting, together=together)
+
+
+def _runs(lessons: list[Lesson]) -> list[list[Lesson]]:
+    """Consecutive learnings together, each forgetting alone, in order."""
+    runs: list[list[Lesson]] = []
+    for lesson in lessons:
+        if runs and lesson.images is not None and runs[-1][-1].images is not None:
+            runs[-1].append(lesson)
+        else:
+            runs.append([lesson])
+    return runs
+
+
+def _forget(store: Store, lesson: Lesson) -> list[Classifier | Exception]:
+    try:
+        return [store.forget(lesson.name)]
+    except KeyError as error:
+        return [error]
+
+
+def _learn(store: Store, run: list[Lesson], max_classes: int) -> list[Classifier | Exception]:
+    known = set(store.model.class_names)
+    answers: list[Classifier | Exception | None] = []
+    taken: list[tuple[Tensor, str]] = []
+    for lesson in run:
+        if lesson.name not in known and len(known) >= max_classes:
+            answers.append(FullError(f"the model has {len(known)} classes, the limit is {max_classes}"))
+            continue
+        known.add(lesson.name)
+        assert lesson.images is not None
+        taken.append((lesson.images, lesson.name))
+        answers.append(None)
+    model = store.learn(taken) if taken else store.model
+    return [model if answer is None else answer for answer in answers]

@@ -1,0 +1,139 @@
+"""One task of a grid, done in whatever process an engine gives it, and what it says on the way."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from filelock import FileLock
+
+from nocl.experiments.job import Job
+from nocl.plumbing.progress import reporting
+from nocl.results import RunResult
+from nocl.run import RESULT, STATE, run
+
+ERROR = "error.txt"
+LOGS = ("tensorboard",)
+SECONDS_BETWEEN = 0.3  # events of progress
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job with its place. ``base`` is equal for tasks that need the same base network."""
+
+    number: int
+    job: Job
+    folder: Path
+    cache: Path
+    base: str
+    threads: int = 1
+    log: str | None = None
+    keep_state: bool = False
+
+
+class Event(NamedTuple):
+    """What happened to a task: ``base`` says that its base network is there, ``failed`` carries the traceback."""
+
+    number: int
+    kind: Literal["cached", "started", "progress", "base", "done", "failed"]
+    text: str = ""
+    done: int = 0
+    total: int | None = None
+
+
+Say = Callable[[Event], None]
+
+
+def perform(task: Task, say: Say) -> RunResult:
+    """Run the job in its folder, from where an earlier attempt stood; two processes never share a folder."""
+    torch.set_num_threads(task.threads)
+    task.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(task.folder / "lock"), reporting(Sender(task.number, say)):
+        result = finished(task.folder)
+        if result is None:
+            stream = task.job.stream()
+            learner = task.job.learner(stream.image_size)
+            task.job.save(task.folder)
+            with curves(task) as write:
+
+                def on_session(so_far: RunResult) -> None:
+                    write(so_far)
+                    if len(so_far.accuracy) == 1:
+                        say(Event(task.number, "base"))
+
+                result = run(learner, stream, folder=task.folder, cache=task.cache, on_session=on_session)
+        (task.folder / ERROR).unlink(missing_ok=True)
+        if not task.keep_state:
+            (task.folder / STATE).unlink(missing_ok=True)
+    return result
+
+
+def finished(folder: Path) -> RunResult | None:
+    """The result in that folder if the run is over."""
+    path = folder / RESULT
+    result = RunResult.load(path) if path.exists() else None
+    return result if result is not None and result.finished else None
+
+
+class Sender:
+    """Progress of a run as events, not more than a few a second."""
+
+    def __init__(self, number: int, say: Say) -> None:
+        self._number, self._say, self._last = number, say, 0.0
+        self._open: list[tuple[str, int | None]] = []
+        self._done: list[int] = []
+
+    def start(self, description: str, total: int | None) -> int:
+        self._open.append((description, total))
+        self._done.append(0)
+        self._tell(len(self._open) - 1)
+        return len(self._open) - 1
+
+    def advance(self, task: int, note: str = "") -> None:
+        self._done[task] += 1
+        if time.monotonic() - self._last >= SECONDS_BETWEEN:
+            self._tell(task)
+
+    def stop(self, task: int) -> None:
+        """Nothing to say: the next piece of work speaks for itself."""
+
+    def _tell(self, task: int) -> None:
+        self._last = time.monotonic()
+        description, total = self._open[task]
+        self._say(Event(self._number, "progress", description, self._done[task], total))
+
+
+@contextmanager
+def curves(task: Task) -> Iterator[Callable[[RunResult], None]]:
+    """Write Acc, base, novel, HM and time of each session, and the base loss, where the task's log wants them."""
+    if task.log is None:
+        yield lambda result: None
+        return
+    if task.log not in LOGS:
+        raise ValueError(f"log {task.log!r}: choose {' or '.join(LOGS)}")
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("--log tensorboard needs the extra: pip install 'nocl[tensorboard]'") from error
+
+    writer = SummaryWriter(str(task.folder / "tensorboard"))
+
+    def write(result: RunResult) -> None:
+        session = len(result.accuracy) - 1
+        values = {"seconds": result.seconds[-1], **result.last._asdict()}
+        for name, value in values.items():
+            if value is not None:
+                writer.add_scalar(f"session/{name}", value, session)
+        losses = result.log.get("base_loss")
+        if session == 0 and isinstance(losses, list):
+            for epoch, loss in enumerate(losses):
+                writer.add_scalar("base/loss", loss, epoch)
+        writer.flush()
+
+    try:
+        yield write
+    finally:
+        writer.close()

@@ -1,0 +1,354 @@
+"""An experiment's table: the paper's value and ours, the difference, the seeds and a verdict.
+
+A line is one row of the paper's table on one data set with one memory size, one kind of base network and one setting:
+results after different base training, or with other parameters than the row's, are never averaged with the rest and say
+what is different. A cell that was never run is empty.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from typing import NamedTuple
+
+from nocl.experiments.job import Job
+from nocl.experiments.paper import values as paper
+from nocl.experiments.paper.tables import USUAL, Experiment, Row
+from nocl.methods import METHODS
+from nocl.plumbing.registry import by_name
+from nocl.plumbing.types import JSON
+from nocl.pretrain import Recipe
+from nocl.report.page import html_table
+from nocl.report.style import style
+from nocl.report.summary import Estimate, over_seeds, text
+from nocl.report.tables import latex_table, markdown_table
+from nocl.results import RunResult
+
+POINTS = 2.0  # differences in Acc up to this many points count as reproduced
+NOT_COMPARED = frozenset({"seed", "weights", "image_size", "backbone", "recipe", "memory_size"})
+LEAK = "novel_classes_in_network"  # in the stream of results of the arena
+HEADER = ("Method", "Data set", "Memory", "Base network", "Paper", "Ours", "Difference", "Seeds", "Verdict")
+NOTE = (
+    "Acc (base/novel) | HM in percent; ± is half the 95 % interval over class orders, where there are several. "
+    f"Reproduced: within {POINTS:g} points of the paper's Acc. * a misprint in the paper, replaced by what its other "
+    "numbers imply. Empty: never run, or not in the paper."
+)
+_READ: dict[str, Callable[[RunResult], float | None]] = {
+    "acc": lambda run: 100 * run.acc,
+    "base": lambda run: 100 * run.base_acc,
+    "novel": lambda run: _percent(run.novel_acc),
+    "hm": lambda run: _percent(run.hm),
+    "seconds": lambda run: math.fsum(run.seconds[1:]),
+    "gigabytes": lambda run: None if run.peak_memory is None else run.peak_memory / 1e9,
+}
+
+
+class Record(NamedTuple):
+    """A result with its place in the table."""
+
+    row: Row
+    dataset: str
+    memory: int | None
+    result: RunResult
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table; ``runs`` is empty where nothing was run."""
+
+    row: Row
+    dataset: str
+    memory: int | None
+    base: str
+    setting: str  # parameters that are not the row's; empty: all are
+    usual_base: bool
+    cell: paper.Cell | None
+    runs: tuple[RunResult, ...]
+    ours: dict[str, Estimate]
+
+    @property
+    def label(self) -> str:
+        """The row's name, with the parameters in which these runs stray from it."""
+        return self.row.label + (f", {self.setting}" if self.setting else "")
+
+    @property
+    def seeds(self) -> int:
+        return next(iter(self.ours.values())).seeds if self.ours else 0
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's Acc, in points."""
+        printed = None if self.cell is None else self.cell.best("acc")
+        return None if printed is None or "acc" not in self.ours else self.ours["acc"].mean - printed
+
+    @property
+    def verdict(self) -> str:
+        """What the difference says."""
+        if not self.runs:
+            return "not run"
+        if any(run.stream.get(LEAK) for run in self.runs):
+            return "leak: no comparison"
+        if self.difference is None:
+            return "no paper value" if self.cell is None else "other machine: compare the order"
+        half = self.ours["acc"].half
+        if abs(self.difference) <= POINTS:
+            found = "reproduced"
+        elif half is not None and abs(self.difference) <= half:
+            found = "inside our interval"
+        else:
+            found = "above" if self.difference > 0 else "below"
+        return found + "; other base network" * (not self.usual_base) + "; other setting" * bool(self.setting)
+
+
+def place(experiment: Experiment, results: Iterable[RunResult], *, loosely: bool = False) -> list[Record]:
+    """The finished results that belong to the experiment, each with its row, told by method and parameters.
+
+    ``loosely``, for results that were made for this experiment: parameters that the row does not set may be others.
+    """
+    records = []
+    for result in results:
+        if not result.finished or result.stream.get("partition") != experiment.partition:
+            continue
+        if "features" in result.stream and "acc" not in experiment.metrics:
+            continue  # its time is not that of a run
+        for row in experiment.rows:
+            if _belongs(row, result, experiment, loosely):
+                memory = result.params.get("memory_size")
+                kept = memory if isinstance(memory, int) and "acc" in experiment.metrics else None
+                records.append(Record(row, str(result.stream["dataset"]), kept, result))
+    return records
+
+
+def lines(experiment: Experiment, records: Sequence[Record], rows: Sequence[Row] | None = None) -> list[Line]:
+    """The whole table: every row and data set of the paper, then those of the records that it does not have."""
+    groups: dict[tuple[str, str, int | None], dict[tuple[str, str], list[RunResult]]] = {}
+    known = {row.label: row for row in (experiment.rows if rows is None else rows)}
+    for row in known.values():
+        for dataset in experiment.datasets:
+            printed = [
+                c for c in paper.cells() if (c.table, c.row, c.dataset) == (experiment.table, row.label, dataset)
+            ]
+            for memory in [cell.memory for cell in printed] or [None]:
+                groups[row.label, dataset, memory] = {}
+    for record in records:
+        known.setdefault(record.row.label, record.row)
+        bases = groups.setdefault((record.row.label, record.dataset, record.memory), {})
+        runs = bases.setdefault((base_text(record.result), setting_text(record.row, record.result)), [])
+        if record.result not in runs:  # kept for two experiments, it is one run
+            runs.append(record.result)
+    has_memory = {(label, dataset) for label, dataset, memory in groups if memory is not None}
+    order = {label: place for place, label in enumerate(known)}
+    found = []
+    for (label, dataset, memory), bases in sorted(groups.items(), key=lambda item: order[item[0][0]]):
+        if memory is None and not bases and (label, dataset) in has_memory:
+            continue
+        for kind, runs in (bases or {("", ""): []}).items():
+            found.append(_line(experiment, known[label], (dataset, memory), kind, runs))
+    return found
+
+
+def base_text(result: RunResult) -> str:
+    """The base network in a few words: the file it came from, or the recipe where it differs from the paper's."""
+    words = [] if result.params.get("backbone") in (None, "reduced_resnet18") else [str(result.params["backbone"])]
+    weights = result.params.get("weights") or result.base.get("weights")
+    if weights:
+        return ", ".join([*words, str(weights).rpartition("/")[2], *_heads(result), *_strays(result)])
+    return ", ".join([*words, recipe_text(_recipe(result))])
+
+
+def setting_text(row: Row, result: RunResult) -> str:
+    """The parameters of a result that are not those of its row, network and memory apart."""
+    strays = _strayed(row, result)
+    return ", ".join(f"{name}={text(result.params[name])}" for name in result.params if name in strays)
+
+
+def _heads(result: RunResult) -> list[str]:
+    """How a projection was trained on the given network, if there is one: such results are not averaged with others."""
+    recipe = result.base.get("recipe")
+    if not isinstance(recipe, dict) or not recipe.get("projection"):
+        return []
+    views = " on features" if result.base.get("heads") else ""
+    return [f"projection by {recipe['objective']}, {recipe['head_epochs']} epochs{views}"]
+
+
+def _strays(result: RunResult) -> list[str]:
+    """How far the network is from the one that the partition asks for."""
+    leaked, untrained = (result.stream.get(name) for name in (LEAK, "base_classes_not_in_network"))
+    return [f"LEAK: trained on {leaked} novel classes"] * bool(leaked) + [
+        f"not trained on {untrained} base classes"
+    ] * bool(untrained)
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Objective, epochs and what else differs from the paper's recipe.
+
+    >>> recipe_text(Recipe(objective="sc", epochs=20, schedule="onecycle"))
+    'sc, 20 epochs, schedule=onecycle'
+    """
+    usual = Recipe()
+    names = ("lr", "momentum", "weight_decay", "schedule", "augment", "normalize")
+    other = [f"{name}={getattr(recipe, name)}" for name in names if getattr(recipe, name) != getattr(usual, name)]
+    return ", ".join([recipe.objective, f"{recipe.epochs} epochs", *other])
+
+
+def to_markdown(experiment: Experiment, table: Sequence[Line]) -> str:
+    """The table with its title and what must be known to read it."""
+    title = f"## {experiment.name}: {experiment.title}"
+    return f"{title}\n\n{markdown_table(HEADER, table_body(table))}\n{_notes(experiment)}\n"
+
+
+def to_latex(experiment: Experiment, table: Sequence[Line]) -> str:
+    """A booktabs tabular."""
+    head = [r"% needs \usepackage{booktabs}", f"% {experiment.name}: {experiment.title}".replace("%", r"\%")]
+    return "\n".join([*head, *latex_table(HEADER, table_body(table))]) + "\n"
+
+
+def to_csv(experiment: Experiment, table: Sequence[Line]) -> str:
+    """One record a line with every metric; empty where there is no value."""
+    out = io.StringIO()
+    names = [f"{kind}_{metric}" for metric in experiment.metrics for kind in ("paper", "ours", "std", "half95")]
+    about = ["experiment", "row", "setting", "method", "dataset", "partition", "memory", "base"]
+    fields = [*about, *names, "seeds", "verdict"]
+    writer = csv.DictWriter(out, fields, lineterminator="\n")
+    writer.writeheader()
+    for line in table:
+        record: dict[str, JSON] = {
+            "experiment": experiment.name, "row": line.row.label, "setting": line.setting, "method": line.row.method,
+            "dataset": line.dataset,
+            "partition": experiment.partition, "memory": line.memory, "base": line.base, "seeds": line.seeds,
+            "verdict": line.verdict,
+        }  # fmt: skip
+        for metric in experiment.metrics:
+            record[f"paper_{metric}"] = None if line.cell is None else line.cell.best(metric)
+            if (value := line.ours.get(metric)) is not None:
+                record |= {f"ours_{metric}": value.mean, f"std_{metric}": value.std, f"half95_{metric}": value.half}
+        writer.writerow(record)
+    return out.getvalue()
+
+
+def to_html(experiment: Experiment, table: Sequence[Line], figure: str = "") -> str:
+    """One page without scripts or outside requests; ``figure`` is SVG to show below the table."""
+    title = escape(f"{experiment.name}: {experiment.title}")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{title}</title><style>{style(24)}</style></head>\n<body><main><h1>{title}</h1>"
+        f'{html_table(HEADER, table_body(table))}<p class="quiet">{escape(_notes(experiment))}</p>'
+        f'<figure class="card">{figure}</figure></main></body></html>\n'
+    )
+
+
+def _belongs(row: Row, result: RunResult, experiment: Experiment, loosely: bool) -> bool:
+    if not row.exists or row.method != result.method:
+        return False
+    strays = _strayed(row, result)
+    if strays & _fixed(row) if loosely else strays:
+        return False
+    if result.params.get("weights") or result.base.get("weights"):
+        return not experiment.trains_its_base
+    return _recipe(result).objective == _asked_recipe(row).objective
+
+
+def _strayed(row: Row, result: RunResult) -> set[str]:
+    """The names of the result's parameters that are not the row's."""
+    wanted = _expected(row.method, row.preset, json.dumps(row.params, sort_keys=True))
+    own = {name: _effective(name, value, result.params) for name, value in result.params.items()}
+    return {name for name in own.keys() - NOT_COMPARED if own[name] != wanted.get(name)}
+
+
+def _fixed(row: Row) -> set[str]:
+    """The parameters that make the row what it is."""
+    presets = by_name(row.method, METHODS, "method").presets
+    return {*row.params, *presets.get(row.preset or "", {})}
+
+
+@cache
+def _expected(method: str, preset: str | None, params: str) -> dict[str, JSON]:
+    """All parameters of a row's learner."""
+    full = Job(method, json.loads(params), preset).learner(32).get_params()
+    return {name: _effective(name, value, full) for name, value in full.items()}
+
+
+def _effective(name: str, value: JSON, params: dict[str, JSON]) -> JSON:
+    """A value left open is the one that stands in for it."""
+    return params.get("samples") if value is None and name in USUAL and name.endswith("_samples") else value
+
+
+def _asked_recipe(row: Row) -> Recipe:
+    cls = by_name(row.method, METHODS, "method")
+    changes = row.params.get("recipe")
+    return cls.base_recipe.with_changes(changes if isinstance(changes, dict) else {})
+
+
+def _recipe(result: RunResult) -> Recipe:
+    cls = by_name(result.method, METHODS, "method")
+    changes = result.params.get("recipe")
+    return cls.base_recipe.with_changes(changes if isinstance(changes, dict) else {})
+
+
+def _line(
+    experiment: Experiment, row: Row, on: tuple[str, int | None], kind: tuple[str, str], runs: Sequence[RunResult]
+) -> Line:
+    (dataset, memory), (base, setting) = on, kind
+    ours: dict[str, Estimate] = {}
+    for metric in experiment.metrics:
+        if (value := over_seeds(runs, _READ[metric])) is not None:
+            ours[metric] = value
+    usual = bool(runs) and base == recipe_text(_asked_recipe(row))
+    cell = paper.find(experiment.table, row.label, dataset, memory)
+    return Line(row, dataset, memory, base, setting, usual, cell, tuple(runs), ours)
+
+
+def table_body(table: Sequence[Line]) -> list[list[str]]:
+    return [
+        [
+            line.label if line.cell is None or line.cell.printed_row is None else
+            f"{line.label} (printed {line.cell.printed_row})",
+            line.dataset,
+            "" if line.memory is None else str(line.memory),
+            line.base,
+            _printed(line.cell),
+            _found(line.ours),
+            "" if line.difference is None else f"{line.difference:+.1f}",
+            str(line.seeds) if line.runs else "",
+            line.verdict,
+        ]
+        for line in table
+    ]  # fmt: skip
+
+
+def _printed(cell: paper.Cell | None) -> str:
+    if cell is None:
+        return ""
+    texts = {}
+    for name in cell.values:
+        value = cell.best(name)
+        texts[name] = ("" if value is None else f"{value:.1f}") + ("*" if name in cell.misprints else "")
+    return _joined(texts)
+
+
+def _found(ours: dict[str, Estimate]) -> str:
+    texts = {name: f"{value.mean:.1f}" for name, value in ours.items()}
+    for name in ("acc", "seconds"):
+        if name in ours and (half := ours[name].half) is not None:
+            texts[name] += f" ± {half:.1f}"
+    return _joined(texts) if texts else ""
+
+
+def _joined(texts: dict[str, str]) -> str:
+    if "acc" not in texts:
+        return f"{texts['seconds']} s" + (f", {texts['gigabytes']} GB" if "gigabytes" in texts else "")
+    hm = f" | {texts['hm']}" if "hm" in texts else ""
+    return f"{texts['acc']} ({texts.get('base', '')}/{texts.get('novel', '')}){hm}"
+
+
+def _notes(experiment: Experiment) -> str:
+    return NOTE + (f" The paper says: {experiment.claim}." if experiment.claim else "")
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value

@@ -1,0 +1,281 @@
+"""The paper's tables and figures as named grids: methods x data sets x memory sizes x seeds.
+
+An :class:`Experiment` says what is compared, :func:`plan` turns it into jobs, cut down to a user's choice. Nothing runs
+here and nothing is drawn. Rows of methods that the paper does not have stand below the paper's own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Literal
+
+from nocl.experiments.job import Job, over
+from nocl.methods import METHODS
+from nocl.plumbing.registry import UnknownNameError, by_name, unknown
+from nocl.plumbing.types import JSON
+
+ALL_DATASETS = ("cifar100", "mini_imagenet", "core50")
+MEMORIES = (1000, 2000)
+SMALL_DATA: dict[str, JSON] = {"n_classes": 50, "train_per_class": 4, "test_per_class": 2}
+SMALL_MEMORIES = {1000: 50, 2000: 100}
+USUAL: dict[str, JSON] = {  # DSR's own values: a row that sets one of them is the plain method and shares its run
+    "power": 0.5, "dim": 2048, "iterations": 20, "samples": 20, "base_samples": 20, "novel_samples": 20,
+    "recipe": {"objective": "sc"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table as the paper names it, and what is run for it; ``x`` places it in a figure's ``panel``."""
+
+    label: str
+    method: str
+    preset: str | None = None
+    params: dict[str, JSON] = field(default_factory=dict)
+    panel: str = ""
+    x: float | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether the method is there to be run."""
+        return self.method in METHODS or ":" in self.method
+
+    @property
+    def stores_exemplars(self) -> bool:
+        return self.exists and by_name(self.method, METHODS, "method").stores_exemplars
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure: what is run, on what, and which numbers are compared."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    table: str | None = None  # of nocl.experiments.paper.values; None: the paper prints no numbers
+    datasets: tuple[str, ...] = ("cifar100", "mini_imagenet")
+    partition: str = "60+4x10"
+    metrics: tuple[str, ...] = ("acc", "base", "novel", "hm")
+    figure: Literal["bars", "sweep", "losses"] = "bars"
+    trains_its_base: bool = False  # the base network is what differs, so none can be given
+    claim: str = ""  # what the paper says in words
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a user cuts an experiment down."""
+
+    datasets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    memories: tuple[int, ...] = MEMORIES
+    epochs: int | None = None
+    small: bool = False
+    weights: str | None = None
+    root: str | None = None
+    device: str = "cpu"
+    settings: dict[str, JSON] = field(default_factory=dict)  # parameters for every run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job with its place in the table."""
+
+    row: Row
+    memory: int | None
+    job: Job
+
+
+def _methods(*labels: str) -> tuple[Row, ...]:
+    return tuple(Row(label, *_NAMES[label]) for label in labels)
+
+
+_NAMES: dict[str, tuple[str, str | None]] = {
+    name: (name.lower().removesuffix("_ft"), "ft" if name.endswith("_ft") else None)
+    for name in (
+        "ALICE", "FACT", "PASS", "SSRE", "MIR", "GDumb", "ASER", "SCR", "SCR_ft", "OCM", "OCM_ft", "DVC", "DVC_ft",
+        "DSR",
+    )
+}  # fmt: skip
+_PARTITION_ROWS = ("ALICE", "PASS", "SCR", "SCR_ft", "OCM", "OCM_ft", "DVC", "DVC_ft", "DSR")
+_MAIN_ROWS = tuple(_NAMES)
+
+
+def _sweep(parameter: str, values: Sequence[float], panel: str = "") -> tuple[Row, ...]:
+    """DSR with one parameter varied."""
+    name = panel or parameter
+    return tuple(Row(f"{name} = {value:g}", "dsr", params={parameter: value}, panel=name, x=value) for value in values)
+
+
+def _partition(text: str, rows: tuple[str, ...], title: str) -> Experiment:
+    known = {_NAMES[label][0] for label in rows}
+    others = tuple(Row(name, name) for name in METHODS if name not in known)
+    name = "partition-" if text != "60+4x10" else "main-"
+    return Experiment(
+        name + text.replace("+", "-").replace("x", "-"), title, _methods(*rows) + others, text, ALL_DATASETS, text
+    )
+
+
+_STRATEGIES = {"CE": "ce", "SC": "sc", "SC+SSL": "sc+ssl", "SC+DA": "sc+da"}
+_LIST = (
+    _partition("60+4x10", _MAIN_ROWS, "60 % base classes, then 10 sessions of 4 %"),
+    _partition("40+6x10", _PARTITION_ROWS, "40 % base classes, then 10 sessions of 6 %"),
+    _partition("80+2x10", _PARTITION_ROWS, "80 % base classes, then 10 sessions of 2 %"),
+    _partition("60+2x20", _PARTITION_ROWS, "60 % base classes, then 20 sessions of 2 %"),
+    Experiment(
+        "base-strategies",
+        "DSR after different base training",
+        tuple(Row(label, "dsr", params={"recipe": {"objective": name}}) for label, name in _STRATEGIES.items()),
+        table="base_training",
+        metrics=("acc", "base", "novel"),
+        trains_its_base=True,
+        claim="SC is better than CE; SSL and DA each improve base and novel classes further",
+    ),
+    Experiment(
+        "embedding-dim",
+        "Dimension of the high-dimensional prototypes",
+        tuple(Row(str(dim), "dsr", params={"dim": dim}, panel="D", x=dim) for dim in (256, 1024, 2048, 3072)),
+        table="embedding_dim",
+        figure="sweep",
+        claim="larger is better up to 2048, beyond it brings little",
+    ),
+    Experiment(
+        "lambda",
+        "Power of the feature transform",
+        _sweep("power", (0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0), "lambda"),
+        datasets=("mini_imagenet",),
+        figure="sweep",
+        claim="0.5 is best; above 1 and far below 0.5 it is worse",
+    ),
+    Experiment(
+        "iterations",
+        "Online iterations T",
+        _sweep("iterations", (1, 5, 10, 20, 50, 100), "T"),
+        datasets=("mini_imagenet",),
+        figure="sweep",
+        claim="20 is best; fewer harm, more cost little accuracy",
+    ),
+    Experiment(
+        "samples",
+        "Sampled prototypes for each class: all, base, novel",
+        _sweep("samples", (5, 10, 20, 50, 100), "K")
+        + _sweep("base_samples", (5, 10, 20, 50, 100), "K_base")
+        + _sweep("novel_samples", (5, 10, 20, 50, 100), "K_novel"),
+        datasets=("mini_imagenet",),
+        figure="sweep",
+        claim="equal numbers are best; more than 20 brings little",
+    ),
+    Experiment(
+        "overhead",
+        "Time and memory of online learning",
+        _methods("ALICE", "SSRE", "SCR", "DVC", "OCM", "DSR"),
+        table="overhead",
+        metrics=("seconds", "gigabytes"),
+        claim="DSR is fastest and smallest; the machines differ, so only the order can be compared",
+    ),
+    Experiment(
+        "convergence",
+        "Losses of the two levels",
+        _methods("DSR"),
+        datasets=ALL_DATASETS,
+        figure="losses",
+        claim="both levels converge quickly",
+    ),
+)
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _LIST}
+
+
+def find(name: str) -> Experiment:
+    """An experiment by name; a wrong name is an error that lists the right ones."""
+    if name not in EXPERIMENTS:
+        raise UnknownNameError(unknown(name, EXPERIMENTS, "experiment"))
+    return EXPERIMENTS[name]
+
+
+def plan(experiment: Experiment, choice: Choice) -> list[Run]:
+    """The runs, so ordered that every row of the table has something first: by seed, exemplar-free methods ahead."""
+    if choice.weights is not None and experiment.trains_its_base:
+        raise ValueError(f"{experiment.name} compares base networks and trains each of them: leave --backbone-from out")
+    rows = [row for row in chosen_rows(experiment, choice.methods) if row.exists]
+    for row in rows:
+        _refuse_clash(experiment, row, choice.settings)
+    datasets = ("glyphs",) if choice.small else choice.datasets or experiment.datasets
+    cells = [
+        (row, memory, dataset)
+        for row, dataset in product(sorted(rows, key=lambda row: row.stores_exemplars), datasets)
+        for memory in memories_of(experiment, row, choice.memories)
+    ]
+    return [
+        Run(row, memory, _job(experiment, row, memory, dataset, seed, choice))
+        for seed in choice.seeds
+        for row, memory, dataset in cells
+    ]
+
+
+def chosen_rows(experiment: Experiment, names: Sequence[str]) -> list[Row]:
+    """The rows of those names, all if none is given; a name is a row's label or a method, in any case.
+
+    >>> [row.label for row in chosen_rows(find("overhead"), ["scr", "DSR"])]
+    ['SCR', 'DSR']
+    """
+    if not names:
+        return list(experiment.rows)
+    keys = {row.label.lower(): row for row in experiment.rows}
+    found: list[Row] = []
+    for name in names:
+        if name.lower() in keys:
+            found.append(keys[name.lower()])
+        elif same := [row for row in experiment.rows if row.method == name]:
+            found += same
+        elif ":" in name:
+            found.append(Row(name, name))
+        else:
+            raise UnknownNameError(unknown(name, [*keys], f"row of {experiment.name}"))
+    return found
+
+
+def memories_of(experiment: Experiment, row: Row, memories: Sequence[int]) -> tuple[int | None, ...]:
+    """The memory sizes of a row; overhead is measured with the smaller one."""
+    if not row.stores_exemplars or experiment.table == "overhead":
+        return (None,)
+    return tuple(memories)
+
+
+def _refuse_clash(experiment: Experiment, row: Row, settings: dict[str, JSON]) -> None:
+    """What makes a row what it is cannot be set for all of them."""
+    for name in sorted(_flat(row.params).keys() & _flat(settings).keys()):
+        raise ValueError(f"{experiment.name} varies {name} itself ({row.label!r}): leave --set {name} out")
+
+
+def _flat(params: dict[str, JSON]) -> dict[str, JSON]:
+    recipe = params.get("recipe")
+    inner = {f"recipe.{name}": value for name, value in recipe.items()} if isinstance(recipe, dict) else {}
+    return {name: value for name, value in params.items() if name != "recipe"} | inner
+
+
+def _job(experiment: Experiment, row: Row, memory: int | None, dataset: str, seed: int, choice: Choice) -> Job:
+    params: dict[str, JSON] = {}
+    recipe: dict[str, JSON] = {}
+    if choice.small:
+        params |= by_name(row.method, METHODS, "method").check_params | {"backbone": "tiny_resnet18"}
+        recipe |= {"epochs": 1, "head_epochs": 1, "compile": False}
+    if memory is not None:
+        params["memory_size"] = SMALL_MEMORIES.get(memory, memory) if choice.small else memory
+    own = {name: value for name, value in row.params.items() if choice.small or USUAL.get(name) != value}
+    params = over(over(params, own), choice.settings)
+    if choice.weights is not None:
+        params["weights"] = choice.weights
+    if choice.epochs is not None:
+        recipe["epochs"] = choice.epochs
+    if recipe:
+        params = over({"recipe": recipe}, params)
+    return Job(
+        row.method, params, row.preset, dataset, SMALL_DATA if choice.small else {}, choice.root, experiment.partition,
+        seed, device=choice.device,
+    )  # fmt: skip
+
+
+def describe(run: Run) -> str:
+    """A run in a few words: its row, data set, memory and seed."""
+    memory = "" if run.memory is None else f" {run.memory}"
+    return f"{run.row.label}{memory} {run.job.dataset} seed {run.job.seed}"

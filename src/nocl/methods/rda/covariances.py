@@ -1,0 +1,218 @@
+"""Each class's covariance in few bytes: a packed triangle in float32, or a low rank beside a common matrix.
+
+Scatter is the sum of squared deviations from the class mean, as in ``ClassStats``. An update adds
+the outer products of a whole batch at once. Deviations and products are float64 and are rounded only when added to
+the stored triangle, by one part in ten million at each update; that happens whether the learner is saved or not, so a
+saved one goes on with the same bits. Legend: K classes, d feature values, C classes of one batch, r the rank.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nocl.stats import linalg
+from nocl.stats.class_stats import ClassStats
+
+_MATRICES_AT_ONCE = 64  # dense float64 matrices held at once: 40 MB at d = 280
+_PAIRS_AT_ONCE = 512  # pairs of an image and a class scored at once: 14 MB at d = 280, r = 24
+
+
+class ClassShapes(nn.Module):
+    """The scatter of each class. ``rank`` None keeps triangles; a number, that many directions after :meth:`compress`.
+
+    Low rank means low rank beside a *reference* matrix R = B B^T that all classes share and that, once set, stays:
+    in the coordinates B^-1 z, where the reference is I, a class's covariance is I + U^T diag(w - 1) U, with its r
+    eigenvalues w that differ most from 1 and their directions U. Rank 0 is the reference itself. A class that
+    gets new images after :meth:`compress` is opened again: its triangle starts from the low-rank form.
+    """
+
+    _upper: Tensor  # int64 [d (d + 1) / 2], where the triangle is in a flattened matrix
+    triangle: Tensor  # float32 [O, d (d + 1) / 2], upper triangles of the O open classes
+    row: Tensor  # int64 [K], a class's row of ``triangle``, or -1
+    directions: Tensor  # float32 [K, r, d]
+    weights: Tensor  # float32 [K, r], w
+    reference: Tensor  # float64 [d, d], the Cholesky factor B; zeros until the first compress
+
+    def __init__(self, dim: int, rank: int | None = None) -> None:
+        super().__init__()
+        if rank is not None and not 0 <= rank <= dim:
+            raise ValueError(f"rank must be 0 to {dim} (the feature has {dim} values), not {rank}")
+        self.dim, self.rank = dim, rank
+        low = 0 if rank is None else rank
+        self.register_buffer("triangle", torch.zeros(0, dim * (dim + 1) // 2))
+        self.register_buffer("row", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("directions", torch.zeros(0, low, dim))
+        self.register_buffer("weights", torch.zeros(0, low))
+        size = 0 if rank is None else dim
+        self.register_buffer("reference", torch.zeros(size, size, dtype=torch.float64))
+        upper = torch.triu_indices(dim, dim)
+        self.register_buffer("_upper", upper[0] * dim + upper[1], persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def grow(self, n: int) -> None:
+        """Room for ``n`` more classes; they take no triangle until they get an image."""
+        self.row = torch.cat([self.row, self.row.new_full((n,), -1)])
+        self.directions = torch.cat([self.directions, self.directions.new_zeros(n, *self.directions.shape[1:])])
+        self.weights = torch.cat([self.weights, self.weights.new_zeros(n, self.weights.shape[1])])
+
+    @torch.no_grad()
+    def update(self, z: Tensor, columns: Tensor, stats: ClassStats) -> None:
+        """Fold in features float64 [B, d]; call before ``stats`` is updated with them."""
+        classes, inverse, counts = torch.unique(columns, return_inverse=True, return_counts=True)
+        means = z.new_zeros(len(classes), self.dim).index_add_(0, inverse, z) / counts[:, None]
+        before = stats.count[classes]
+        weight = (before * counts / (before + counts)).sqrt()
+        order = inverse.argsort(stable=True)
+        place = torch.arange(len(z), device=z.device) - (counts.cumsum(0) - counts)[inverse[order]]
+        rows = z.new_zeros(len(classes), int(counts.max()) + 1, self.dim)  # deviations, then the shift of the mean
+        rows[inverse[order], place] = (z - means[inverse])[order]
+        rows[:, -1] = weight[:, None] * (means - stats.mean[classes])
+        self._open(classes, stats.count)
+        self._add(classes, rows.mT @ rows)
+
+    @torch.no_grad()
+    def merge(self, other: "ClassShapes", columns: Tensor, stats: ClassStats, other_stats: ClassStats) -> None:
+        """Fold in another's scatter, its class i into our class ``columns[i]``; call before ``stats`` is merged."""
+        met = other_stats.count > 0
+        classes = columns.to(met.device)[met]
+        before, counts = stats.count[classes], other_stats.count[met]
+        shift = (before * counts / (before + counts)).sqrt()[:, None] * (other_stats.mean[met] - stats.mean[classes])
+        self._open(classes, stats.count)
+        for part in torch.arange(len(classes), device=met.device).split(_MATRICES_AT_ONCE):
+            theirs = other.scatter(met.nonzero()[:, 0][part], other_stats.count)
+            self._add(classes[part], theirs + shift[part, :, None] * shift[part, None, :])
+
+    @torch.no_grad()
+    def subtract(
+        self, other: "ClassShapes", columns: Tensor, before: tuple[Tensor, Tensor], other_stats: ClassStats
+    ) -> None:
+        """Undo ``merge``, to rounding; ``before`` are our counts and means while they still held the other's."""
+        count, mean = before
+        for i in (other_stats.count > 0).nonzero()[:, 0]:
+            column, taken = columns[i : i + 1].to(count.device), other_stats.count[i].double()
+            left = count[column].double() - taken
+            self._open(column, count)
+            if float(left) == 0:
+                self.triangle[self.row[column]] = 0
+                continue
+            shift = (other_stats.mean[i] - mean[column[0]]) * (taken * count[column].double() / left).sqrt()
+            self._add(column, -other.scatter(i[None], other_stats.count) - shift[None, :, None] * shift[None, None, :])
+
+    def remove(self, column: int) -> None:
+        """Forget one class."""
+        row = int(self.row[column])
+        if row >= 0:
+            self.triangle = torch.cat([self.triangle[:row], self.triangle[row + 1 :]])
+        keep = torch.arange(len(self), device=self.row.device) != column
+        self.row, self.directions, self.weights = self.row[keep], self.directions[keep], self.weights[keep]
+        if row >= 0:
+            self.row = self.row - (self.row > row).long()
+
+    def scatter(self, columns: Tensor, count: Tensor) -> Tensor:
+        """Dense scatter float64 [C, d, d] of these classes, which have ``count[columns]`` images each."""
+        out = self.triangle.new_zeros(len(columns), self.dim * self.dim, dtype=torch.float64)
+        rows = self.row[columns]
+        opened = rows >= 0
+        out[opened.nonzero(), self._upper] = self.triangle[rows[opened]].double()
+        out = out.view(-1, self.dim, self.dim)
+        out = out + out.mT - torch.diag_embed(out.diagonal(dim1=1, dim2=2))
+        if self.rank is not None and not bool(opened.all()):
+            out[~opened] = self._expand(columns[~opened], count)
+        return out
+
+    @torch.no_grad()
+    def compress(self, count: Tensor, shared: Tensor) -> None:
+        """Bring open classes to low rank; the first time, ``shared`` (positive definite) becomes the reference."""
+        if self.rank is None or not len(self.triangle):
+            return
+        if not bool(self.reference.any()):
+            self.reference.copy_(linalg.cholesky(shared, "reference covariance"))
+        for columns in (self.row >= 0).nonzero()[:, 0].split(_MATRICES_AT_ONCE):
+            freedom = (count[columns] - 1).clamp_min(1)[:, None, None]
+            half = torch.linalg.solve_triangular(self.reference, self.scatter(columns, count) / freedom, upper=False)
+            whitened = torch.linalg.solve_triangular(self.reference, half.mT, upper=False)
+            values, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
+            keep = ((1 + values.clamp_min(0)) / 2).log().abs().topk(self.rank, dim=1).indices  # after shrinking by half
+            self.directions[columns] = vectors.mT.gather(1, keep[:, :, None].expand(-1, -1, self.dim)).float()
+            self.weights[columns] = values.gather(1, keep).float()
+        self.triangle, self.row = self.triangle[:0], torch.full_like(self.row, -1)
+
+    def _expand(self, columns: Tensor, count: Tensor) -> Tensor:
+        """The low-rank form of these classes as dense scatter."""
+        weights, directions = self.weights[columns].double(), self.directions[columns].double()
+        sides = (self.reference @ directions.mT) * (weights - 1)[:, None, :]
+        dense = sides @ (directions @ self.reference.T) + self.reference @ self.reference.T
+        return dense * (count[columns] - 1).clamp_min(0)[:, None, None]
+
+    def _open(self, classes: Tensor, count: Tensor) -> None:
+        closed = classes[self.row[classes] < 0]
+        if not len(closed):
+            return
+        start = len(self.triangle)
+        fresh = self.triangle.new_zeros(len(closed), self.triangle.shape[1])
+        if self.rank is not None and bool(self.reference.any()):
+            fresh = self._expand(closed, count).flatten(1)[:, self._upper].float()
+        self.triangle = torch.cat([self.triangle, fresh])
+        self.row[closed] = torch.arange(start, start + len(closed), device=self.row.device)
+
+    def _add(self, classes: Tensor, scatter: Tensor) -> None:
+        self.triangle.index_add_(0, self.row[classes], scatter.float().flatten(1).index_select(1, self._upper))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        saved = state_dict.get(prefix + "triangle")
+        if isinstance(saved, Tensor) and saved.ndim == 2 and saved.shape[1] == self.triangle.shape[1]:
+            self.triangle = self.triangle.new_zeros(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class LowRankInverses:
+    """Inverses of shrunk low-rank covariances, never made dense.
+
+    A class's covariance (1 - l) (R + B U^T diag(w - 1) U B^T) + l S + ridge is, in coordinates u = G z where S + ridge
+    is I and R + ridge is diag(s), a diagonal t = (1 - l) s + l plus r directions; by Woodbury's identity its inverse is
+    diag(1/t) - F^T diag(e) F. ``share`` is l [K], ``root`` an A with A^T A = (S + ridge)^-1.
+    """
+
+    def __init__(self, shapes: ClassShapes, share: Tensor, root: Tensor, ridge: Tensor) -> None:
+        factor = shapes.reference
+        values, vectors = torch.linalg.eigh(root @ (factor @ factor.T + ridge) @ root.T)
+        self.basis = vectors.mT @ root  # G, float64 [d, d]
+        self.scale = (1 - share)[:, None] * values + share[:, None]  # t, float64 [K, d]
+        self.rows = torch.zeros_like(shapes.directions)  # F
+        self.energies = torch.zeros_like(shapes.weights)  # e
+        self.sizes = self.scale.log().sum(1) - 2 * torch.linalg.slogdet(root).logabsdet  # log-determinants [K]
+        turn = factor.T @ self.basis.T
+        for part in torch.arange(len(shapes), device=share.device).split(_MATRICES_AT_ONCE):
+            sides = shapes.directions[part].double() @ turn  # [C, r, d]
+            weights = (1 - share[part])[:, None] * (shapes.weights[part].double() - 1)
+            self._invert(part, sides, weights)
+        self.inverse_scale = (1 / self.scale).float()
+
+    def _invert(self, part: Tensor, sides: Tensor, weights: Tensor) -> None:
+        scaled = sides / self.scale[part, None, :]
+        system = weights[:, :, None] * (scaled @ sides.mT) + torch.diag_embed(torch.ones_like(weights))
+        inner = torch.linalg.solve(system, torch.diag_embed(weights))
+        energies, turned = torch.linalg.eigh((inner + inner.mT) / 2)
+        self.rows[part] = (turned.mT @ scaled).float()
+        self.energies[part] = energies.float()
+        self.sizes[part] += torch.linalg.slogdet(system).logabsdet
+
+    def dense(self, columns: Tensor) -> Tensor:
+        """Inverse covariances in the coordinates u, float32 [C, d, d]."""
+        rows = self.rows[columns]
+        low: Tensor = (rows * self.energies[columns, :, None]).mT @ rows
+        return torch.diag_embed(self.inverse_scale[columns]) - low
+
+    def distances(self, u: Tensor, means: Tensor, columns: Tensor) -> Tensor:
+        """Squared distances [B, m] of u [B, d] to the classes ``columns`` [B, m], whose means [K, d] are given."""
+        images = max(1, _PAIRS_AT_ONCE // max(1, columns.shape[1]))
+        return torch.cat([self._distances(a, means, c) for a, c in zip(u.split(images), columns.split(images))])
+
+    def _distances(self, u: Tensor, means: Tensor, columns: Tensor) -> Tensor:
+        away = u[:, None] - means[columns]  # [B, m, d]
+        along = (self.rows[columns] @ away[:, :, :, None])[:, :, :, 0]  # [B, m, r]
+        whole: Tensor = (away.square() * self.inverse_scale[columns]).sum(2)
+        return whole - (along.square() * self.energies[columns]).sum(2)

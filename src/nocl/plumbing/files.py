@@ -1,0 +1,97 @@
+"""Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as _tensor_bytes
+from torch import Tensor
+
+from nocl.plumbing.types import JSON
+
+
+class DamagedFileError(ValueError):
+    """A file that is truncated, altered or of another kind than its name says."""
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Call ``write`` on a temporary file beside ``path``, flush it to disk, then rename it to ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: JSON) -> None:
+    """Write a JSON file whole or not at all; NaN is refused because JSON has no such number."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, JSON]) -> None:
+    """Write tensors and a JSON header as one safetensors file, whole or not at all."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    blob = _tensor_bytes(plain, metadata={name: json.dumps(value) for name, value in header.items()})
+    write_atomically(path, lambda file: file.write(blob))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, JSON]]:
+    """The tensors and header of a safetensors file; header values that are not JSON are returned as text."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = {name: _json_or_text(text) for name, text in (file.metadata() or {}).items()}
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file") from None
+    except SafetensorError as error:
+        raise DamagedFileError(f"{path}: not a whole safetensors file ({error}); copy it again") from error
+
+
+def digest(value: JSON) -> str:
+    """A short content hash of any JSON value, independent of key order."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _json_or_text(text: str) -> JSON:
+    try:
+        value: JSON = json.loads(text)
+    except (ValueError, RecursionError):  # RecursionError: brackets nested beyond any use
+        return text
+    return value
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename, creation or removal in the folder durable."""
+    if os.name == "posix":  # a rename is durable only once its folder is
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,1 @@
+"""What is counted: class statistics, ridge regression, matrix roots, and the memory of exemplars."""

@@ -1,0 +1,73 @@
+"""The command line as a user meets it: exit codes, messages on stderr, files left behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nocl.experiments.job import parse_settings
+from nocl.results import RunResult
+
+QUICK = [
+    "--data",
+    "train_per_class=3",
+    "--data",
+    "test_per_class=2",
+    "--epochs",
+    "1",
+    "--set",
+    "backbone=tiny_resnet18",
+]
+
+
+def nocl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "nocl", *arguments], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "nmc"], "did you mean 'ncm'"),
+        (["run", "ncm", "--dataset", "glifs"], "glyphs"),
+        (["run", "ncm", "--set", "powr=1"], "did you mean 'power'"),
+        (["run", "ncm", "--set", "power"], "key=value"),
+        (["run", "ncm", "--schedule", "onecycl"], "did you mean 'onecycle'"),
+        (["run", "--resume", "no/such/folder"], "holds no run"),
+        (["report", "no/such/folder"], "no result.json"),
+        (["list", "method"], "did you mean 'methods'"),
+        (["check", "no_such_module:Thing"], "no_such_module"),
+    ],
+)
+def test_mistakes_get_one_helpful_line_and_a_failing_exit(arguments: list[str], said: str) -> None:
+    done = nocl(*arguments)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_run_prints_a_table_and_leaves_a_report(tmp_path: Path) -> None:
+    done = nocl("run", "ncm", *QUICK, "--schedule", "onecycle", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for word in ("session", "Acc", "base", "novel", "HM", "report.html"):
+        assert word in done.stdout
+    (folder,) = tmp_path.glob("ncm*")
+    assert {"run.json", "result.json", "report.html", "table.md"} <= {path.name for path in folder.iterdir()}
+    recipe = RunResult.load(folder / "result.json").base["recipe"]
+    assert isinstance(recipe, dict)
+    assert (recipe["epochs"], recipe["schedule"]) == (1, "onecycle")
+    again = nocl("report", str(tmp_path), "--out", str(tmp_path / "all"))
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "all" / "table.tex").exists()
+
+
+def test_lists() -> None:
+    assert "ncm" in nocl("list", "methods").stdout
+    assert nocl("list", "partitions").stdout.split() == ["60+4x10", "40+6x10", "80+2x10", "60+2x20"]
+    assert "glyphs" in nocl("list", "datasets").stdout
+
+
+def test_settings_nest_by_dots_and_keep_text() -> None:
+    assert parse_settings(["a.b=1", "a.c=true", "d=x y"]) == {"a": {"b": 1, "c": True}, "d": "x y"}
+    with pytest.raises(ValueError, match="already has a plain value"):
+        parse_settings(["a=1", "a.b=2"])

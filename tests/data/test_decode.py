@@ -1,0 +1,153 @@
+"""Decoding: every awkward file comes out right or is refused with its reason."""
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nocl.data import decode as decoding
+from nocl.data.decode import BadImageError, decode
+from tests.support.data_layouts import pixels
+
+
+def quarters() -> np.ndarray:
+    """8x8: red and green above, blue and black below."""
+    image = np.zeros((8, 8, 3), dtype=np.uint8)
+    image[:4, :4, 0] = image[:4, 4:, 1] = image[4:, :4, 2] = 255
+    return image
+
+
+def test_lossless_image_of_the_right_size_is_unchanged(tmp_path: Path) -> None:
+    image = pixels(0, 8, 8, 3)
+    for suffix in ("png", "bmp", "tiff", "ppm", "tga"):
+        Image.fromarray(image).save(tmp_path / f"x.{suffix}")
+        np.testing.assert_array_equal(decode(tmp_path / f"x.{suffix}", 8), image.transpose(2, 0, 1))
+    Image.fromarray(image).save(tmp_path / "x.webp", lossless=True)
+    np.testing.assert_array_equal(decode(tmp_path / "x.webp", 8), image.transpose(2, 0, 1))
+
+
+def test_exif_rotation_is_undone(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera lay on its side: turn clockwise to see it upright
+    turned = np.rot90(quarters(), 1)
+    Image.fromarray(turned).save(tmp_path / "x.png", exif=exif)
+    np.testing.assert_array_equal(decode(tmp_path / "x.png", 8), quarters().transpose(2, 0, 1))
+
+
+def test_cmyk_jpeg_has_the_colours_of_its_rgb_original(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK").save(tmp_path / "x.jpg", quality=100)
+    found = decode(tmp_path / "x.jpg", 16)[:, 8, 8].astype(int)
+    assert np.abs(found - [200, 40, 90]).max() <= 3
+
+
+def test_palette_with_transparency_lies_on_white(tmp_path: Path) -> None:
+    image = Image.fromarray(np.array([[0, 1], [1, 0]], dtype=np.uint8), mode="P")
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.save(tmp_path / "x.png", transparency=0)
+    found = decode(tmp_path / "x.png", 2)
+    assert found[:, 0, 0].tolist() == [255, 255, 255]
+    assert found[:, 0, 1].tolist() == [40, 50, 60]
+
+
+def test_half_transparent_pixel_is_mixed_with_white(tmp_path: Path) -> None:
+    Image.new("RGBA", (2, 2), (0, 100, 200, 51)).save(tmp_path / "x.png")  # 51 of 255 is one fifth
+    assert decode(tmp_path / "x.png", 2)[:, 0, 0].tolist() == [204, 224, 244]
+
+
+def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
+    values = np.array([[0, 257], [25700, 65535]], dtype=np.uint16)
+    for suffix in ("png", "tiff"):
+        Image.fromarray(values).save(tmp_path / f"x.{suffix}")
+        found = decode(tmp_path / f"x.{suffix}", 2)
+        for channel in found:
+            assert channel.tolist() == [[0, 1], [100, 255]]
+
+
+def test_animation_gives_its_first_frame(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ((255, 0, 0), (0, 255, 0))]
+    for suffix, more in (("gif", {}), ("webp", {"lossless": True}), ("png", {})):
+        path = tmp_path / f"x.{suffix}"
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=100, **more)
+        assert decode(path, 4)[:, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_grey_and_one_bit_images_become_three_equal_channels(tmp_path: Path) -> None:
+    for mode, value, expected in (("L", 77, 77), ("1", 1, 255)):
+        Image.new(mode, (4, 4), value).save(tmp_path / "x.png")
+        assert decode(tmp_path / "x.png", 4)[:, 0, 0].tolist() == [expected] * 3
+
+
+def test_crop_keeps_the_middle_and_squash_keeps_everything(tmp_path: Path) -> None:
+    wide = np.zeros((10, 30, 3), dtype=np.uint8)
+    wide[:, :10, 0] = wide[:, 10:20, 1] = wide[:, 20:, 2] = 255
+    Image.fromarray(wide).save(tmp_path / "x.png")
+    cropped, squashed = decode(tmp_path / "x.png", 10, "crop"), decode(tmp_path / "x.png", 30, "squash")
+    assert cropped[1].min() == 255
+    assert cropped[[0, 2]].max() == 0
+    assert [squashed[c, 15, x] for c, x in ((0, 4), (1, 15), (2, 25))] == [255, 255, 255]
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "reason"),
+    [
+        ("empty.jpg", b"", "empty file"),
+        ("note.jpg", b"this is no picture", "not an image"),
+        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+        ("page.svg", b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+    ],
+)
+def test_what_is_no_image_is_refused(tmp_path: Path, name: str, raw: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(BadImageError, match=reason):
+        decode(tmp_path / name, 8)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "gif", "bmp", "tiff"])
+def test_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    whole = tmp_path / f"whole.{suffix}"
+    Image.fromarray(pixels(0, 64, 64, 3)).save(whole)
+    (tmp_path / f"cut.{suffix}").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(BadImageError, match=r"damaged|not an image"):
+        decode(tmp_path / f"cut.{suffix}", 8)
+
+
+def test_damaged_pixels_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(pixels(0, 64, 64, 3)).save(tmp_path / "x.png")
+    raw = bytearray((tmp_path / "x.png").read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    (tmp_path / "x.png").write_bytes(raw)
+    with pytest.raises(BadImageError, match="damaged"):
+        decode(tmp_path / "x.png", 8)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it is enormous."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("width", [9_000, 100_000])
+def test_decompression_bomb_is_refused_by_its_size(tmp_path: Path, width: int) -> None:
+    (tmp_path / "x.png").write_bytes(bomb(width, width))
+    with pytest.raises(BadImageError, match="limit of 80000000"):
+        decode(tmp_path / "x.png", 8)
+
+
+def test_pixel_formats_without_a_white_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "x.tiff")
+    with pytest.raises(BadImageError, match="no agreed white"):
+        decode(tmp_path / "x.tiff", 4)
+    Image.fromarray(np.full((4, 4), 70_000, dtype=np.int32)).save(tmp_path / "y.tiff")
+    with pytest.raises(BadImageError, match="beyond 16 bits"):
+        decode(tmp_path / "y.tiff", 4)
+
+
+def test_only_formats_that_call_no_other_program_are_opened() -> None:
+    assert not {"EPS", "PDF", "WMF", "FPX"} & set(decoding._formats())
