@@ -1,8 +1,9 @@
 """The one base class of every method, and the one for methods on a frozen network.
 
 After the base session a learner is handed ``(x, y)`` and nothing else, so it cannot take a second look. Outside a
-learner images are ``uint8 [B, 3, H, W]`` on the CPU; :meth:`Learner.prepare` is the only door inward. This module
-knows nothing of data sets, streams or results.
+learner images are ``uint8 [B, 3, H, W]`` on the CPU; :meth:`Learner.prepare` is the only door inward. With
+``backbone="features:D"`` a learner on a frozen network takes float rows [B, D] in their place. This module knows
+nothing of data sets, streams or results.
 """
 
 import copy
@@ -65,6 +66,8 @@ class Learner(nn.Module):
         self.recipe: dict[str, JSON] = dict(recipe or {})
         self.full_recipe = self.base_recipe.with_changes(self.recipe)
         self.network = nets.build(backbone, seed=seed)
+        if isinstance(self.network, nets.StoredFeatures) and not isinstance(self, FrozenLearner):
+            raise ValueError(f"{type(self).__name__} trains its network on images and cannot take {backbone}")
         self.network.eval()
         self.draw = generator(seed, type(self).__name__)  # all of the method's own chance; saved with the state
         self.base_: dict[str, JSON] = {}  # where the network came from
@@ -264,14 +267,8 @@ class Learner(nn.Module):
         return self.classes_.device
 
     def scale(self, x: Tensor) -> Tensor:
-        """uint8 images to float in [0, 1] on this learner's device."""
-        side = self.image_size
-        if x.dtype != torch.uint8 or x.ndim != 4 or tuple(x.shape[1:]) != (3, side, side):
-            raise ValueError(
-                f"images must be uint8 [B, 3, {side}, {side}], not {str(x.dtype).removeprefix('torch.')} "
-                f"{list(x.shape)}; resize them or build the learner with another image_size"
-            )
-        return x.to(self.device).float() / 255
+        """uint8 images to float in [0, 1] on this learner's device; stored features as they are, if so built."""
+        return self.network.read(x, self.image_size)
 
     def prepare(self, x: Tensor) -> Tensor:
         """uint8 images as the network wants them: on its device, scaled, normalised."""

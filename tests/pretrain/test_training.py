@@ -219,10 +219,10 @@ def test_what_only_changes_speed_or_heads_does_not_change_the_network_key() -> N
 
 
 def test_rates_of_every_schedule() -> None:
-    from nocl.pretrain.training import _lr
+    from nocl.pretrain.steps import learning_rate
 
     def rates(**changes: JSON) -> list[float]:
-        return [_lr(QUICK.with_changes(changes), epoch, 4 * epoch, 40) for epoch in range(10)]
+        return [learning_rate(QUICK.with_changes(changes), epoch, 4 * epoch, 40) for epoch in range(10)]
 
     assert rates(lr=0.5) == [0.5] * 10
     steps = rates(lr=0.5, schedule="steps:6,8")

@@ -41,6 +41,16 @@ class Backbone(nn.Module):
         """Features [B, d] from there on: ``late(early(x))`` is ``forward(x)``."""
         return self.forward(h)
 
+    def read(self, x: Tensor, image_size: int) -> Tensor:
+        """uint8 images of that side to float in [0, 1] on this network's device."""
+        if x.dtype != torch.uint8 or x.ndim != 4 or tuple(x.shape[1:]) != (3, image_size, image_size):
+            raise ValueError(
+                f"images must be uint8 [B, 3, {image_size}, {image_size}], not "
+                f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}; resize them or build the learner with another "
+                "image_size"
+            )
+        return x.to(self.mean.device).float() / 255
+
     def normalise(self, x: Tensor) -> Tensor:
         """Pixels in [0, 1] to the scale this network was trained on, laid out as convolutions are fastest."""
         x = (x - self.mean) / self.std

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
-from nocl.nets import Backbone
+from nocl.nets import Backbone, StoredFeatures
 from nocl.plumbing.files import digest, file_digest, read_tensors, write_tensors
 from nocl.plumbing.progress import track
 from nocl.plumbing.registry import by_name
@@ -22,14 +21,15 @@ from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, BaseSession, Batch
 from nocl.pretrain.augment import Augment
 from nocl.pretrain.devices import Worker, current
-from nocl.pretrain.objectives import ABSENT, OBJECTIVES, Extractor, Objective, Strategy
+from nocl.pretrain.heads import heads_on_features
+from nocl.pretrain.objectives import OBJECTIVES, Extractor, Objective
 from nocl.pretrain.recipe import Recipe
+from nocl.pretrain.steps import check_finite, learning_rate, optimizer_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 log = logging.getLogger(__name__)
-HEAD_BATCH = 100  # the paper's base batch
 COMPILE_PAYS_FROM = 300_000  # images through the network, below which compiling costs more than it saves
 _SLOTS = {"velocity": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}  # as stored
 
@@ -64,8 +64,12 @@ def train_base(
 
     ``workdir`` keeps finished networks by key and an unfinished one after each epoch; a killed training continues
     there with the same bits. ``weights`` skips training of the network and, if wanted, trains projection and heads
-    alone, on features that are computed once.
+    alone, on features that are computed once. Stored features (``features:D``) have no network to train or load.
     """
+    if isinstance(network, StoredFeatures):
+        if weights is not None:
+            raise ValueError(f"stored features take no weights ({weights.name}): some network has made them already")
+        return _heads_of_stored(network, base, recipe, classes, seed, train_heads)
     origin: dict[str, JSON] = {}
     if weights is not None:
         origin = load_weights(network, weights, allowed=set(classes))
@@ -85,6 +89,21 @@ def train_base(
     with _alone(path if current().nodes == 1 else None):  # nodes that share a folder train together
         losses = training.run(base, path, key)
     return Trained(training.objective, {**origin, "key": digest(key), "recipe": training.recipe_json()}, losses)
+
+
+def _heads_of_stored(
+    network: StoredFeatures, base: Iterable[Batch], recipe: Recipe, classes: tuple[int, ...], seed: int,
+    train_heads: bool,
+) -> Trained:  # fmt: skip
+    """The base session of a network that hands features through: projection and heads alone, if they are wanted."""
+    if not train_heads:
+        return Trained(Objective(network, network.dim, len(classes), seed), {"recipe": None}, [])
+    target = {label: i for i, label in enumerate(classes)}
+    batches = list(_epoch_of(base, 0))
+    z = torch.cat([network.read(x, 0) for x, _ in batches])
+    y = torch.tensor([target[int(label)] for _, labels in batches for label in labels], device=z.device)
+    objective, losses = heads_on_features(network, z, y, recipe, n_classes=len(classes), seed=seed)
+    return Trained(objective, {"recipe": recipe.heads_to_json()}, losses)
 
 
 def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = None) -> dict[str, JSON]:
@@ -148,7 +167,7 @@ class _Training:
         self.named = dict(self.objective.named_parameters(prefix="objective"))
         if not frozen:
             self.named |= dict(network.named_parameters(prefix="network"))
-        self.optimizer = _optimizer(self.named.values(), recipe)
+        self.optimizer = optimizer_of(self.named.values(), recipe)
         self.augment = Augment(recipe.augment)
         self.rounds: dict[int, list[tuple[Tensor, Tensor]]] = {}  # a frozen network's features, by round
 
@@ -221,9 +240,9 @@ class _Training:
         batches = self._kept(model, base, epoch) if self.frozen and split else self._passed(model, base, epoch)
         progress = track(batches, f"base epoch {epoch + 1}/{self.epochs}", n_batches)
         for step, (loss, n) in enumerate(progress):
-            _check_finite(loss, epoch, self.recipe)
+            check_finite(loss, epoch, self.recipe)
             done = epoch * n_batches + step
-            self.optimizer.param_groups[0]["lr"] = _lr(self.recipe, epoch, done, self.epochs * n_batches)
+            self.optimizer.param_groups[0]["lr"] = learning_rate(self.recipe, epoch, done, self.epochs * n_batches)
             self.worker.step(loss, optimizer)
             total, seen = total + loss.item() * n, seen + n
         return total / max(seen, 1)
@@ -295,74 +314,6 @@ class _Training:
         self.network.eval()
         self.objective.eval()
         return [float(loss) for loss in losses] if isinstance(losses, list) else []  # type: ignore[arg-type]
-
-
-def heads_on_features(
-    network: Backbone, z: Tensor, y: Tensor, recipe: Recipe, *, n_classes: int, seed: int
-) -> tuple[Strategy, list[float]]:
-    """The recipe's projection and heads, trained on features [N, d] of labels 0 .. n - 1, and each epoch's loss.
-
-    What to do where only features are at hand; ``train_base`` with ``weights`` also draws the objective's views. Here
-    each image has the one view that its feature is of, so ``augment`` and ``head_rounds`` have no meaning, a
-    contrastive loss compares different images of a class alone, and rotations or mixtures cannot be had.
-    """
-    factory = by_name(recipe.objective, OBJECTIVES, "objective")
-    if not issubclass(factory, Strategy) or "+" in recipe.objective:
-        raise ValueError(
-            f"objective {recipe.objective!r} needs images and only features are here: "
-            "set recipe.objective to ce or sc, or train on images"
-        )
-    objective = factory.build(network, z.shape[1], n_classes, seed, recipe).to(z.device)
-    return objective, fit_heads(objective, z, y, recipe, seed)
-
-
-def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: int) -> list[float]:
-    """Train an objective on features by the recipe; see :func:`heads_on_features`."""
-    optimizer = _optimizer(objective.parameters(), recipe)
-    n_batches = max(1, len(y) // HEAD_BATCH)
-    targets = torch.stack([y, torch.full_like(y, ABSENT)], dim=1).to(z.device)
-    losses = []
-    objective.train()
-    for epoch in track(range(recipe.head_epochs), "projection on features"):
-        order = torch.randperm(len(y), generator=generator(seed, "order", epoch)).to(z.device)
-        total = 0.0
-        for step, rows in enumerate(order.tensor_split(n_batches)):
-            loss = objective.terms(z[rows], targets[rows])
-            _check_finite(loss, epoch, recipe)
-            done = epoch * n_batches + step
-            optimizer.param_groups[0]["lr"] = _lr(recipe, epoch, done, recipe.head_epochs * n_batches)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.item() * len(rows)
-        losses.append(total / len(y))
-    optimizer.zero_grad(set_to_none=True)
-    objective.eval()
-    return losses
-
-
-def _check_finite(loss: Tensor, epoch: int, recipe: Recipe) -> None:
-    if not bool(torch.isfinite(loss)):
-        raise FloatingPointError(f"loss is {loss.item()} in base epoch {epoch + 1}; try a smaller lr than {recipe.lr}")
-
-
-def _optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    if recipe.optimizer == "adam":
-        return torch.optim.Adam(list(parameters), recipe.lr, weight_decay=recipe.weight_decay)
-    momentum = max(recipe.momentum, 0.9) if recipe.schedule == "onecycle" else recipe.momentum
-    return torch.optim.SGD(
-        list(parameters), recipe.lr, momentum, weight_decay=recipe.weight_decay, nesterov=momentum > 0
-    )
-
-
-def _lr(recipe: Recipe, epoch: int, step: int, steps: int) -> float:
-    """Constant, in steps, a cosine to zero, or one cycle: linear warm-up for 30 % of the steps, then the cosine."""
-    if recipe.schedule not in ("cosine", "onecycle"):
-        return recipe.lr * 0.1 ** sum(epoch >= milestone for milestone in recipe.milestones())
-    warm = max(1, round(0.3 * steps)) if recipe.schedule == "onecycle" else 0
-    if step < warm:
-        return recipe.lr * (step + 1) / warm
-    return recipe.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
 class _Task:

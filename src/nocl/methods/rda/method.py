@@ -51,6 +51,7 @@ from torch import Tensor, nn
 from nocl.learner import FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses
 from nocl.methods.rda.shortlist import Shortlist
+from nocl.nets import StoredFeatures
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Recipe
 from nocl.stats import linalg
@@ -109,6 +110,8 @@ class RDA(FrozenLearner):
             stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
         )
         _check(prior, ridge, storage, shortlist)
+        if flip and isinstance(self.network, StoredFeatures):
+            raise ValueError(f"flip needs images to mirror and cannot be had with {backbone}; set flip=False")
         self.power, self.prior, self.ridge, self.log_determinant = power, prior, ridge, log_determinant
         self.unbiased = unbiased
         self.storage, self.rank, self.shortlist, self.flip = storage, rank, shortlist, flip
