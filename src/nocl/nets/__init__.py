@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import nn
 
 from nocl.nets.backbone import Backbone, Wrapped
+from nocl.nets.efficientnet import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
 from nocl.nets.resnet import reduced_resnet18, tiny_resnet18
 from nocl.nets.stored import PREFIX as STORED
 from nocl.nets.stored import StoredFeatures, stored_factory
@@ -19,6 +20,9 @@ from nocl.plumbing.seeding import scoped
 BACKBONES: dict[str, Callable[[], nn.Module]] = {
     "reduced_resnet18": reduced_resnet18,
     "tiny_resnet18": tiny_resnet18,
+    "efficientnet_lite0": efficientnet_lite0,
+    "efficientnet_lite1": efficientnet_lite1,
+    "efficientnet_lite2": efficientnet_lite2,
 }
 
 
