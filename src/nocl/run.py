@@ -5,10 +5,13 @@ on all classes seen so far, without being told which session they came from. Wit
 down after each session and a run that was killed goes on there, to the same result.
 """
 
+import inspect
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 from nocl.learner import Learner
@@ -124,3 +127,13 @@ def _continue(learner: Learner, stream: Stream, folder: Path | None) -> RunResul
     learner.load_state_dict(saved.state_dict())
     learner.base_, learner.log_ = saved.base_, saved.log_
     return result
+
+
+class _Callable(ModuleType):
+    """Makes ``nocl.run`` both this module and the function: the import system puts the module in its place."""
+
+    __call__ = staticmethod(run)
+    __signature__ = inspect.signature(run)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,40 +1,88 @@
-"""The command line. One file a group of commands; they parse, call the library and print, nothing more."""
+"""The command line. One file a group of commands; they parse, call the library and print, nothing more.
 
+A command's module is imported when the command is called, not before: ``nocl --help`` must not wait for PyTorch.
+"""
+
+import importlib
 import logging
 import os
 import signal
 import sys
 from types import FrameType
+from typing import Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
-from nocl.cli.compare import compare_app
-from nocl.cli.data import data_app
-from nocl.cli.practice import practice_app
-from nocl.cli.reproduce import reproduce_app
-from nocl.cli.run import run_app
-from nocl.cli.tune import tune_app
 from nocl.plumbing.version import __version__
+
+
+class Entry(NamedTuple):
+    """The module of ``nocl.cli`` that holds a command, and the first line of the command's help."""
+
+    module: str
+    help: str
+
+
+IMAGES, RESEARCH = "Your own images", "Research"
+COMMANDS: dict[str, dict[str, Entry]] = {
+    IMAGES: {
+        "fit": Entry("practice", "Start a model from base images: DIR/<class>/<image>."),
+        "learn": Entry("practice", "Learn the images of a folder, each once."),
+        "predict": Entry("practice", "Print the most probable classes of image files."),
+        "evaluate": Entry("practice", "Measure the accuracy on a folder of labelled images, class by class."),
+        "serve": Entry("practice", "Serve a model over HTTP, with a web page at /."),
+        "inspect": Entry("practice", "Show what a model file is and what it keeps."),
+        "merge": Entry("practice", "Merge two models that learned different images on the same network."),
+        "export": Entry("practice", "Write the model as an ONNX file."),
+    },
+    RESEARCH: {
+        "list": Entry("names", "List the methods, data sets or partitions that have a name."),
+        "run": Entry("run", "Run one method through the whole protocol and report it."),
+        "compare": Entry("compare", "Compare methods on identical features of one frozen network."),
+        "tune": Entry("tune", "Choose a method's parameters on base classes alone."),
+        "reproduce": Entry("reproduce", "Run a table or figure of the paper, beside the paper's numbers."),
+        "report": Entry("run", "Compare runs: Markdown, CSV, LaTeX and one HTML page."),
+        "check": Entry("run", "Check that a method keeps the contract."),
+        "data": Entry("data", "List, fetch and check data sets."),
+    },
+}
+
+
+class LazyGroup(TyperGroup):
+    """Shows the table's help; imports a command's module when the command is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        for entries in COMMANDS.values():
+            if name in entries:
+                command = command_of(name, entries[name].module)
+        return name, command, rest
+
+
+def command_of(name: str, module: str) -> Any:
+    """The command ``name`` of ``nocl.cli.<module>``, ready to be called."""
+    found: Any = typer.main.get_command(getattr(importlib.import_module(f"nocl.cli.{module}"), f"{module}_app"))
+    return getattr(found, "commands", {}).get(name, found)
+
 
 app = typer.Typer(
     name="nocl",
+    cls=LazyGroup,
     help="Learn new classes from a stream, in one pass, with no stored examples.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(run_app)
-app.add_typer(compare_app)
-app.add_typer(practice_app)
-app.add_typer(reproduce_app)
-app.add_typer(tune_app)
-app.add_typer(data_app, name="data")
+for panel, entries in COMMANDS.items():
+    for name, entry in entries.items():
+        app.command(name, help=entry.help, rich_help_panel=panel)(lambda: None)
 
 
 @app.callback(invoke_without_command=True)
 def options(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more about what happens."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Print more about what happens."),
 ) -> None:
     if version:
         typer.echo(__version__)

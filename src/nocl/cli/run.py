@@ -1,4 +1,4 @@
-"""Commands of the researcher: run a method, list what there is, report results, check one's own method."""
+"""Commands of the researcher: run a method, report results, check one's own method."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,17 +9,13 @@ from rich.console import Console
 from nocl import report as reports
 from nocl.checks import LEARNER_CHECKS, check_learner
 from nocl.cli.show import session_table, shown_progress
-from nocl.data import DATASETS
 from nocl.experiments.job import Job, over, parse_settings, read_preset
 from nocl.experiments.paper.reproduce import PLAN, rebuild
-from nocl.methods import METHODS
-from nocl.plumbing.registry import UnknownNameError, unknown
 from nocl.plumbing.types import JSON
 from nocl.pretrain.devices import Compute, computing
 from nocl.results import RunResult
 from nocl.run import RESULT
 from nocl.run import run as run_protocol
-from nocl.streams import PARTITIONS
 
 run_app = typer.Typer()
 DEFAULT_METHOD = "dsr"
@@ -94,23 +90,6 @@ def _run_job(job: Job, folder: Path) -> None:
     console.print(session_table(result))
     for path in reports.write_report([result], folder).values():
         print(path)
-
-
-@run_app.command(name="list")
-def list_names(
-    what: Annotated[str, typer.Argument(help="methods, datasets or partitions.")] = "methods",
-) -> None:
-    """List the methods, data sets or partitions that have a name."""
-    if what == "methods":
-        for name, cls in METHODS.items():
-            tags = "stores exemplars" if cls.stores_exemplars else "no exemplars"
-            print(f"{name:12} {tags:17} {(cls.__doc__ or '').strip().splitlines()[0]}")
-    elif what == "datasets":
-        print("\n".join(DATASETS))
-    elif what == "partitions":
-        print("\n".join(PARTITIONS))
-    else:
-        raise UnknownNameError(unknown(what, ("methods", "datasets", "partitions"), "list"))
 
 
 @run_app.command()
