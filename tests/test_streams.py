@@ -65,7 +65,7 @@ def test_base_epochs_differ_and_repeat_by_index() -> None:
         ("60-4x10", 100, "BASE\\+EACHxSESSIONS"),
         ("60+4x9", 100, "= 96 %"),
         ("100+0x0x", 100, "BASE"),
-        ("0+10x10", 100, "at least 1"),
+        ("50+0x10", 100, "at least 1"),
     ],
 )
 def test_partition_that_does_not_fit_says_why(text: str, n: int, reason: str) -> None:

@@ -1,13 +1,18 @@
-"""A data set as a stream: a base session that may be repeated, then sessions of new classes, each seen once."""
+"""A data set as a stream: a base session that may be repeated, then sessions, every image of which comes once.
+
+:func:`class_incremental` is the paper's stream: disjoint sessions of new classes. :func:`arrange` makes every other one
+from a plan of ``nocl.arrivals``: blurred, unequal, repeating, without sessions.
+"""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nocl.arrivals import STREAMS, Plan, PlanError, parse_plan
 from nocl.data import Dataset, ImageSet
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, Batch
@@ -25,30 +30,33 @@ class PartitionError(ValueError):
 
 
 class Session:
-    """New classes, seen once: a second ``iter()`` raises."""
+    """Images seen once: a second ``iter()`` raises. ``classes`` are those of its images, new or met before."""
 
     def __init__(
-        self,
-        index: int,
-        classes: tuple[int, ...],
-        images: ImageSet,
-        batch_size: int,
-        seed: int,
-        drop_last: bool,
-    ) -> None:
+        self, index: int, classes: tuple[int, ...], images: ImageSet, batch_size: int, seed: int, drop_last: bool,
+        in_order: bool = False,
+    ) -> None:  # fmt: skip
         self.index, self.classes = index, classes
         self._images, self._batch_size, self._seed, self._drop_last = images, batch_size, seed, drop_last
+        self._in_order = in_order
         self._consumed = False
 
     def __len__(self) -> int:
         """Number of batches."""
         return _n_batches(len(self._images), self._batch_size, self._drop_last)
 
+    @property
+    def n_images(self) -> int:
+        """Number of images it hands over."""
+        return min(len(self._images), len(self) * self._batch_size)
+
     def __iter__(self) -> Iterator[Batch]:
         if self._consumed:
             raise StreamConsumedError(f"session {self.index} has been seen: in this setting every image comes once")
         self._consumed = True
         order = torch.randperm(len(self._images), generator=generator(self._seed, "session", self.index)).numpy()
+        if self._in_order:
+            order = np.arange(len(self._images))
         return _batches(self._images, order, self._batch_size, self._drop_last)
 
 
@@ -78,26 +86,38 @@ class RepeatableSession:
 
 
 class Stream:
-    """A base session and the sessions after it. Iterate it for the sessions; each can be iterated once."""
+    """A base session and the sessions after it. Iterate it for the sessions; each can be iterated once.
+
+    ``blocks`` are the classes that each session brings for the first time, the base first: no class is in two of them,
+    and a block is empty where a session brings nothing new (the base, if there is none). ``arrivals`` says which
+    training images each session after the base hands over; without it a session has all images of its block.
+    ``boundaries`` is False for a stream that never tells a learner that a session ends.
+    """
 
     def __init__(
         self, data: Dataset, blocks: Sequence[tuple[int, ...]], about: dict[str, JSON], *, seed: int, batch_size: int,
-        base_batch_size: int, drop_last: bool,
+        base_batch_size: int, drop_last: bool, arrivals: Sequence[NDArray[np.int64]] | None = None,
+        boundaries: bool = True, in_order: bool = False, base_seed: int | None = None,
     ) -> None:  # fmt: skip
+        base_seed = seed if base_seed is None else base_seed
         self.data, self.blocks, self._about = data, tuple(blocks), about
-        self.image_size = data.image_size
+        self.image_size, self.boundaries = data.image_size, boundaries
         base_about: dict[str, JSON] = {
             "dataset": data.name,
             "fingerprint": data.fingerprint,
-            "order_seed": seed,
+            "order_seed": base_seed,
         }
         self.base = RepeatableSession(
-            self.blocks[0], data.train.where(self.blocks[0]), base_batch_size, seed, base_about
+            self.blocks[0], data.train.where(self.blocks[0]), base_batch_size, base_seed, base_about
         )
+        if arrivals is None:
+            parts = [(block, data.train.where(block)) for block in self.blocks[1:]]
+        else:
+            order = [label for block in self.blocks for label in block]
+            parts = [(_classes_at(data, rows, order), data.train.subset(rows)) for rows in arrivals]
         self.sessions = tuple(
-            Session(i, block, data.train.where(block), batch_size, seed, drop_last)
-            for i, block in enumerate(self.blocks)
-            if i > 0
+            Session(i, classes, images, batch_size, seed, drop_last, in_order)
+            for i, (classes, images) in enumerate(parts, 1)
         )
 
     def __iter__(self) -> Iterator[Session]:
@@ -108,11 +128,11 @@ class Stream:
         return len(self.sessions)
 
     def test_sets(self, upto: int) -> list[ImageSet]:
-        """Test images of the base classes, then of sessions 1 to ``upto``."""
+        """Test images of the base classes, then of the classes that sessions 1 to ``upto`` brought."""
         return [self.data.test.where(block) for block in self.blocks[: upto + 1]]
 
     def describe(self) -> dict[str, JSON]:
-        """Enough to build this stream again."""
+        """Enough to build this stream again: see :func:`rebuild`."""
         return {**self._about, "sessions": [list(block) for block in self.blocks]}
 
 
@@ -130,17 +150,8 @@ def class_incremental(
     ``partition`` is in percent of the classes, as in the paper: ``60+4x10`` is 60 % base classes, then sessions of
     4 % of a hundred-class set, ten of them. See :func:`parse_partition`.
     """
-    if batch_size < 1 or base_batch_size < 1:
-        raise ValueError(f"batch sizes must be 1 or more, not {min(batch_size, base_batch_size)}")
     sizes = parse_partition(partition, data.n_classes)
-    for images, part in ((data.train, "training"), (data.test, "test")):
-        absent = sorted(set(range(data.n_classes)) - set(np.unique(images.labels).tolist()))
-        if absent:
-            named = ", ".join(data.class_names[label] for label in absent[:5])
-            raise ValueError(
-                f"{data.name}: {len(absent)} classes have no {part} images ({named}); every class needs one"
-            )
-    order = torch.randperm(data.n_classes, generator=torch.Generator().manual_seed(order_seed)).tolist()
+    order = _class_order(data, order_seed, batch_size, base_batch_size)
     edges = np.cumsum([0, *sizes])
     blocks = [tuple(order[a:b]) for a, b in pairwise(edges)]
     about: dict[str, JSON] = {
@@ -164,6 +175,71 @@ def class_incremental(
     )
 
 
+def arrange(
+    data: Dataset,
+    plan: Plan | str,
+    *,
+    batch_size: int = 10,
+    base_batch_size: int = 100,
+    order_seed: int = 0,
+    seed: int | None = None,
+    drop_last: bool = False,
+) -> Stream:
+    """The images of a data set in the order of a plan, such as ``"si_blurry:disjoint=0.5,blur=0.1,sessions=5"``.
+
+    ``order_seed`` decides which classes are in the base session, as in :func:`class_incremental`; ``seed`` (default:
+    the same) decides all that comes after it. So one base network serves many streams. An ordered stream hands over
+    one image at a time, whatever ``batch_size`` is.
+    """
+    plan = parse_plan(plan) if isinstance(plan, str) else plan
+    seed = order_seed if seed is None else seed
+    order = _class_order(data, order_seed, batch_size, base_batch_size)
+    if plan.base * data.n_classes % 100:
+        raise PlanError(
+            f"stream: base={plan.base} % of {data.n_classes} classes is {plan.base * data.n_classes / 100:g}, not a "
+            "whole number; choose another percentage, or base=0 for no base session"
+        )
+    n_base = plan.base * data.n_classes // 100
+    rows = {label: np.flatnonzero(data.train.labels == label) for label in order[n_base:]}
+    arrivals = plan.arrange(rows, generator(seed, "stream"))
+    about: dict[str, JSON] = {
+        "dataset": data.name,
+        "options": data.options,
+        "fingerprint": data.fingerprint,
+        "partition": plan.describe(),
+        "order_seed": order_seed,
+        "seed": seed,
+        "batch_size": 1 if plan.in_order else batch_size,
+        "base_batch_size": base_batch_size,
+        "drop_last": drop_last,
+    }
+    return Stream(
+        data,
+        _first_met(data, order[:n_base], arrivals, order),
+        about,
+        seed=seed,
+        batch_size=1 if plan.in_order else batch_size,
+        base_batch_size=base_batch_size,
+        drop_last=drop_last,
+        arrivals=arrivals,
+        boundaries=plan.boundaries,
+        in_order=plan.in_order,
+        base_seed=order_seed,
+    )
+
+
+def rebuild(data: Dataset, described: Mapping[str, JSON]) -> Stream:
+    """The stream that a result describes, on the same data; refused on others."""
+    if described["fingerprint"] != data.fingerprint:
+        raise ValueError(f"{data.name} has fingerprint {data.fingerprint}, the stream's is {described['fingerprint']}")
+    names = ("order_seed", "batch_size", "base_batch_size", "drop_last")
+    values = {name: described[name] for name in names}
+    partition = str(described["partition"])
+    if "seed" in described:
+        return arrange(data, partition, seed=described["seed"], **values)  # type: ignore[arg-type]
+    return class_incremental(data, partition=partition, **values)  # type: ignore[arg-type]
+
+
 def parse_partition(text: str, n_classes: int) -> list[int]:
     """Classes of each session, base first.
 
@@ -171,6 +247,8 @@ def parse_partition(text: str, n_classes: int) -> list[int]:
     [60, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]
     >>> parse_partition("80+2x10", 50)
     [40, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    >>> parse_partition("0+50x2", 100)  # no base session
+    [0, 50, 50]
     """
     if text.strip() == JOINT:
         return [n_classes]
@@ -178,8 +256,8 @@ def parse_partition(text: str, n_classes: int) -> list[int]:
     if match is None:
         raise PartitionError(f"partition {text!r}: write BASE+EACHxSESSIONS in percent of the classes, e.g. 60+4x10")
     base, each, sessions = (int(group) for group in match.groups())
-    if base < 1 or each < 1 or sessions < 1:
-        raise PartitionError(f"partition {text!r}: base, classes per session and sessions must all be at least 1")
+    if each < 1 or sessions < 1:
+        raise PartitionError(f"partition {text!r}: classes per session and sessions must both be at least 1")
     if base + each * sessions != 100:
         total = base + each * sessions
         raise PartitionError(f"partition {text!r}: {base} + {each} x {sessions} = {total} %, but it must be 100 %")
@@ -197,6 +275,38 @@ def _that_divide(n_classes: int) -> list[str]:
     return [text for text in usual if all(int(p) * n_classes % 100 == 0 for p in re.findall(r"\d+", text)[:2])]
 
 
+def _class_order(data: Dataset, order_seed: int, batch_size: int, base_batch_size: int) -> list[int]:
+    """All classes in the order of the seed, after a check that a stream can be made of them."""
+    if batch_size < 1 or base_batch_size < 1:
+        raise ValueError(f"batch sizes must be 1 or more, not {min(batch_size, base_batch_size)}")
+    for images, part in ((data.train, "training"), (data.test, "test")):
+        absent = sorted(set(range(data.n_classes)) - set(np.unique(images.labels).tolist()))
+        if absent:
+            named = ", ".join(data.class_names[label] for label in absent[:5])
+            raise ValueError(
+                f"{data.name}: {len(absent)} classes have no {part} images ({named}); every class needs one"
+            )
+    order: list[int] = torch.randperm(data.n_classes, generator=torch.Generator().manual_seed(order_seed)).tolist()
+    return order
+
+
+def _classes_at(data: Dataset, rows: NDArray[np.int64], order: Sequence[int]) -> tuple[int, ...]:
+    """The classes of these training images, in the order given."""
+    present = set(data.train.labels[rows].tolist())
+    return tuple(label for label in order if label in present)
+
+
+def _first_met(
+    data: Dataset, base: Sequence[int], arrivals: Sequence[NDArray[np.int64]], order: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The classes each session brings for the first time, the base first."""
+    blocks, met = [tuple(base)], set(base)
+    for rows in arrivals:
+        blocks.append(tuple(label for label in _classes_at(data, rows, order) if label not in met))
+        met |= set(blocks[-1])
+    return blocks
+
+
 def _n_batches(n: int, size: int, drop_last: bool) -> int:
     return n // size if drop_last else -(-n // size)
 
@@ -204,3 +314,20 @@ def _n_batches(n: int, size: int, drop_last: bool) -> int:
 def _batches(images: ImageSet, order: NDArray[np.int64], size: int, drop_last: bool) -> Iterator[Batch]:
     for i in range(_n_batches(len(order), size, drop_last)):
         yield images.take(order[i * size : (i + 1) * size])
+
+
+__all__ = [
+    "PARTITIONS",
+    "STREAMS",
+    "PartitionError",
+    "PlanError",
+    "RepeatableSession",
+    "Session",
+    "Stream",
+    "StreamConsumedError",
+    "arrange",
+    "class_incremental",
+    "parse_partition",
+    "parse_plan",
+    "rebuild",
+]
