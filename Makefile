@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 DEMO := runs/demo
+LEFT_OUT := $(VENV)/left-out.json
 
-.PHONY: demo test check format clean
+.PHONY: demo test check chromium format clean
 
 $(DONE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -31,9 +32,18 @@ check: $(DONE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/experiments/test_ray.py
+# The page is tested in a real browser: Debian's Chromium, installed where we may, else named at the end.
+chromium:
+	@command -v chromium chromium-browser >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium for the tests of the page" && \
+	  { apt-get install -y -qq chromium >/dev/null 2>&1 || \
+	    { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1; }; } || true
+
+# The last line says what both runs of pytest left out, and how to have it.
+test: check chromium
+	@rm -f $(LEFT_OUT)
+	NOCL_LEFT_OUT=$(LEFT_OUT) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	NOCL_LEFT_OUT=$(LEFT_OUT) OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/experiments/test_ray.py
 
 format: $(DONE)
 	$(BIN)/ruff format .

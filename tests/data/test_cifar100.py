@@ -48,7 +48,7 @@ def real_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(given)
     script = Path(__file__).resolve().parents[3] / "shared" / "data" / "unpack_cifar100.py"
     if not script.is_file():
-        pytest.skip("no real CIFAR-100: neither in NOCL_DATA nor in ../shared/data")
+        pytest.skip("no real CIFAR-100: nocl data get cifar100, or set NOCL_DATA")
     root = tmp_path_factory.mktemp("cifar100")
     subprocess.run([sys.executable, str(script), str(root)], check=True, capture_output=True)
     return root

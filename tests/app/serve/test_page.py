@@ -24,7 +24,7 @@ from tests.support.practice_models import fitted, png  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TOKEN = "a-token-of-good-length"
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get install chromium")
 
 
 class Site:
