@@ -103,3 +103,15 @@ def test_onnx_gives_the_same_predictions(method: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(scores, expected, rtol=1e-2, atol=1e-2)
         np.testing.assert_allclose(probabilities, made.predict_proba(x), atol=2e-3)
         assert (scores.argmax(1) == expected.argmax(1)).all()
+
+
+def test_learning_with_workers_writes_the_same_model_and_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    folder_of(tmp_path / "new", {"blue": 3, "grey": 2})
+    nocl("learn", model, tmp_path / "new", "-o", tmp_path / "one.nocl")
+    said = nocl("learn", model, tmp_path / "new", "-o", tmp_path / "two.nocl", "--workers", 2)
+    assert "4 classes, 17 images learned, 0 stored" in said
+    one, two = (Classifier.load(tmp_path / name) for name in ("one.nocl", "two.nocl"))
+    assert one.counts_ == two.counts_
+    x = pictures("blue", 2, seed=7)
+    np.testing.assert_allclose(one.predict_proba(x), two.predict_proba(x), rtol=1e-5)
+    assert not list(tmp_path.glob(".*.parts"))

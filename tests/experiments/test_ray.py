@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nocl.experiments.grid import Engine, Event, run_grid
-from nocl.experiments.grid.cluster import start_local
+from nocl.plumbing.cluster import start_local
 from tests.experiments.test_grid import TWO, job, measured
 
 pytest.importorskip("ray")

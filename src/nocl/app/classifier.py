@@ -29,7 +29,7 @@ from nocl.app import modelfile, weights
 from nocl.app.calibration import Calibration, calibrate
 from nocl.data import ImageSet
 from nocl.data.pictures import Pictures, batch_of
-from nocl.learner import FrozenLearner, Learner, NotFittedError
+from nocl.learner import FrozenLearner, Learner, NotFittedError, UnsupportedError
 from nocl.methods import make
 from nocl.plumbing.files import DamagedFileError
 from nocl.plumbing.seeding import generator
@@ -157,6 +157,21 @@ class Classifier:
         self._note(Counter(self._names[label] for label in y.tolist()))
         return self
 
+    def learn_features(self, z: Tensor, names: Sequence[str]) -> "Classifier":
+        """Learn from features float [B, d] that this model's network made, as ``partial_fit`` does from the images."""
+        learner = self.learner_
+        if not isinstance(learner, FrozenLearner):
+            raise UnsupportedError(f"method {self.method!r} trains its network and learns from images only")
+        if z.ndim != 2 or z.shape[1] != learner.feature_dim:
+            raise ValueError(
+                f"this model's network makes features of {learner.feature_dim} values, not {list(z.shape)}"
+            )
+        labels = {name: label_of(modelfile.check_name(name)) for name in dict.fromkeys(names)}
+        self._names |= {label: name for name, label in labels.items()}
+        learner.learn(z.to(learner.device), torch.tensor([labels[name] for name in names], dtype=torch.int64))
+        self._note(Counter(names))
+        return self
+
     def decision_function(self, images: Pictures) -> NDArray[np.float64]:
         """The method's own scores [B, K]."""
         scores: NDArray[np.float64] = self._scores(images).double().numpy()
@@ -243,6 +258,11 @@ class Classifier:
         empty._learner = self.learner_.empty_copy()
         empty._names, empty._counts, empty.history_, empty._entry = {}, Counter(), [], None
         return empty
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Give the classes that are new columns in this order; their images must follow at once (``take_in``)."""
+        self._names |= {label_of(name): name for name in names}
+        self.learner_.meet(label_of(name) for name in names)
 
     def take_in(self, part: "Classifier") -> None:
         """Add what a classifier made by ``apart`` has learned."""

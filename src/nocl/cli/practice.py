@@ -14,11 +14,14 @@ import typer
 from nocl.app import modelfile
 from nocl.app.classifier import DEFAULT_METHOD, Classifier
 from nocl.app.serve.store import Store, hold, journal_of
+from nocl.app.sharded import clear_parts, learn_sharded
+from nocl.app.sources import Bad, Source, open_source
+from nocl.cli.show import shown_progress
 from nocl.data.decode import BadImageError, BadImagesError
 from nocl.data.folder import class_files
 from nocl.data.pictures import batch_of
-from nocl.plumbing.progress import track
-from nocl.plumbing.seeding import generator
+from nocl.plumbing.progress import steps, track
+from nocl.plumbing.workers import cores
 
 practice_app = typer.Typer()
 _AT_ONCE = 64
@@ -52,7 +55,7 @@ def fit(
         method, backbone=backbone, size=size, holdout=holdout, device=device, seed=seed,
         params=_settings(param), recipe=_settings(recipe),
     )  # fmt: skip
-    read = list(_read(folder, size, skip_bad, None))
+    read = list(_read(folder, size, skip_bad))
     model.fit(torch.cat([x for x, _ in read]), [name for _, names in read for name in names])
     model.save(output)
     _say(f"{output}: {_summary(model)}")
@@ -61,22 +64,41 @@ def fit(
 @practice_app.command()
 def learn(
     model_file: Model,
-    folder: Folder,
+    folder: Annotated[
+        Path, typer.Argument(help="A folder with one folder of images for each class, or an .npz of embeddings.")
+    ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of in place.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Learn with so many processes; the result is the same.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Learn on the Ray cluster at this address, or start one here: local.")
+    ] = None,
     skip_bad: SkipBad = False,
     trust: Trust = False,
     device: Device = "cpu",
 ) -> None:
     """Learn the images of a folder, each once. The model file is the old one or the new one, never half."""
     _fold_journal(model_file, trust)
+    source = open_source(folder)
     lock = hold(model_file)
     try:
-        model = Classifier.load(model_file, trust=trust, device=device)
-        for x, names in _read(folder, model.size, skip_bad, model.seed):
-            model.partial_fit(x, names)
+        with shown_progress():
+            if workers is None and ray is None:
+                model, bad = _learn_here(model_file, source, trust, device)
+            else:
+                model, bad = learn_sharded(
+                    model_file, source, workers=workers or cores(), address=ray,
+                    skip_bad=skip_bad, trust=trust, device=device,
+                )  # fmt: skip
+        if bad and not skip_bad:
+            raise BadImagesError(bad)
         model.save(output or model_file)
+        clear_parts(model_file)
     finally:
         lock.release()
+    for path, reason in bad.items():
+        print(f"nocl: left out {path}: {reason}", file=sys.stderr)
     _say(f"{output or model_file}: {_summary(model)}")
 
 
@@ -128,7 +150,7 @@ def evaluate(
     """Accuracy on a folder of labelled images, by class; classes the model does not know are counted apart."""
     model = _load(model_file, trust, device)
     right: dict[str, list[bool]] = {}
-    for x, names in _read(folder, model.size, skip_bad, None):
+    for x, names in _read(folder, model.size, skip_bad):
         for name, found in zip(names, model.predict(x)):
             right.setdefault(name, []).append(bool(name == found))
     known = {name: float(np.mean(hits)) for name, hits in right.items() if name in model.counts_}
@@ -228,17 +250,20 @@ def serve(
     run(model_file, host=host, port=port, token=os.environ.get("NOCL_TOKEN") or None, trust=trust, device=device)
 
 
-def _read(folder: Path, size: int, skip_bad: bool, shuffle: int | None) -> Iterator[tuple[torch.Tensor, list[str]]]:
+def _learn_here(model_file: Path, source: Source, trust: bool, device: str) -> tuple[Classifier, Bad]:
+    model = Classifier.load(model_file, trust=trust, device=device)
+    with steps("learning", len(source)) as advance:
+        return model, source.shuffled(model.seed).teach(model, advance)
+
+
+def _read(folder: Path, size: int, skip_bad: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
     """Batches of a folder's images with their class names; nothing is kept on disk."""
     class_names, files, labels = class_files(folder)
-    order = np.arange(len(files))
-    if shuffle is not None:
-        order = torch.randperm(len(files), generator=generator(shuffle, "learn")).numpy()
     bad: dict[str, str] = {}
-    starts = range(0, len(order), _AT_ONCE)
+    starts = range(0, len(files), _AT_ONCE)
     for start in track(starts, "reading images", total=len(starts)):
         rows, names = [], []
-        for position in order[start : start + _AT_ONCE]:
+        for position in range(start, min(start + _AT_ONCE, len(files))):
             try:
                 rows.append(batch_of(files[position], size))
                 names.append(class_names[labels[position]])

@@ -6,8 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 from nocl.plumbing.progress import reporting
 from nocl.results import RunResult
@@ -23,7 +33,7 @@ def shown_progress() -> Iterator[None]:
             yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    progress = Progress(*columns, Speed(), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
     with progress, reporting(Bar(progress)):
         yield
 
@@ -73,8 +83,9 @@ class PlainLines:
         description, total = self._names[task]
         elapsed = time.monotonic() - begun
         of = "" if total is None else f"/{total}"
+        rate = f", {done / elapsed:,.0f}/s" if done > elapsed > 0 else ""
         left = f", about {elapsed / done * (total - done):.0f} s left" if total and 0 < done < total else ""
-        print(f"{description}: {done:.0f}{of} in {elapsed:.0f} s{left}", file=sys.stderr, flush=True)
+        print(f"{description}: {done:.0f}{of} in {elapsed:.0f} s{rate}{left}", file=sys.stderr, flush=True)
 
 
 def session_table(result: RunResult) -> Table:
@@ -94,3 +105,10 @@ def session_table(result: RunResult) -> Table:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
+
+
+class Speed(ProgressColumn):
+    """Steps a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:,.0f}/s")

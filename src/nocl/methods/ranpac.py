@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import FrozenLearner
+from nocl.learner import FrozenLearner, Learner
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.stats.linalg import Cached
@@ -85,6 +85,35 @@ class RanPAC(FrozenLearner):
         aside = position % HELD_OUT == HELD_OUT - 1
         self.stats.update(h[~aside], columns[~aside])
         self._held_out.update(h[aside], columns[aside])
+
+    # --- merging: see Learner -----------------------------------------------------------------------------------
+
+    @property
+    def mergeable(self) -> bool:
+        """Two sums over samples are all that is learned."""
+        return True
+
+    @property
+    def forgets_exactly(self) -> bool:
+        """A class's own sum is taken out, its share of the Gram matrix is not."""
+        return False
+
+    def kept(self) -> str:
+        return "of each class: count and sum of its expanded features, beside one Gram matrix of all classes"
+
+    def shrink(self, column: int) -> None:
+        self.stats.remove(column)
+
+    def absorb(self, other: Learner, columns: Tensor) -> None:
+        assert isinstance(other, RanPAC)
+        self.stats.merge(other.stats, columns)
+
+    def release(self, other: Learner, columns: Tensor) -> None:
+        assert isinstance(other, RanPAC)
+        self.stats.subtract(other.stats, columns)
+
+    def clear(self) -> None:
+        self.stats = RidgeStats(self.layer.width).to(self.device)
 
     def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         if self.ridge is None:

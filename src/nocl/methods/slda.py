@@ -28,7 +28,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from nocl.learner import FrozenLearner
+from nocl.learner import FrozenLearner, Learner
 from nocl.plumbing.types import JSON
 from nocl.stats.class_stats import ClassStats, tukey
 from nocl.stats.linalg import Cached, oas, solve
@@ -38,6 +38,7 @@ class SLDA(FrozenLearner):
     """Streaming linear discriminant analysis."""
 
     depends_on_batching: ClassVar[bool] = False
+    statistics: ClassVar[tuple[str, ...]] = ("stats",)
 
     samples_: Tensor  # int64 [], t: the samples in the scatter
     fixed_: Tensor  # bool [], the covariance changes no more
@@ -92,6 +93,27 @@ class SLDA(FrozenLearner):
         t = int(self.samples_)
         self.stats.scatter += t / (t + 1) * deviation.T @ deviation
         self.samples_ += 1
+
+    # --- merging: see Learner -----------------------------------------------------------------------------------
+
+    @property
+    def mergeable(self) -> bool:
+        """The authors' update weighs each sample by its place in the stream, which two streams cannot agree on."""
+        return self.update == "exact"
+
+    def absorb(self, other: Learner, columns: Tensor) -> None:
+        assert isinstance(other, SLDA)
+        self.stats.merge(other.stats, columns, spread=not bool(self.fixed_))
+        self.samples_ += other.samples_
+
+    def release(self, other: Learner, columns: Tensor) -> None:
+        assert isinstance(other, SLDA)
+        self.stats.subtract(other.stats, columns, spread=not bool(self.fixed_))
+        self.samples_ -= other.samples_
+
+    def clear(self) -> None:
+        super().clear()
+        self.samples_.zero_()
 
     def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         self._in_base = True  # the base estimate is exact in both modes

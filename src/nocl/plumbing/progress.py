@@ -4,7 +4,7 @@ Libraries wrap their loops in :func:`track`; by default nothing is shown. The co
 with the time left on a terminal, plain lines in a log.
 """
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
@@ -58,5 +58,28 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
         for item in items:
             yield item
             reporter.advance(task)
+    finally:
+        reporter.stop(task)
+
+
+@contextmanager
+def steps(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Report work whose steps come in groups: call the function that is given with the number of steps just done.
+
+    >>> with steps("learning", 3) as advance:
+    ...     advance(2)
+    """
+    reporter = _reporter.get()
+    if reporter is None:
+        yield lambda n: None
+        return
+    task = reporter.start(description, total)
+
+    def advance(n: int) -> None:
+        for _ in range(n):
+            reporter.advance(task)
+
+    try:
+        yield advance
     finally:
         reporter.stop(task)

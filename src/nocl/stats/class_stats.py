@@ -57,8 +57,8 @@ class ClassStats(nn.Module):
         self._fold(classes, counts, means, within)
 
     @torch.no_grad()
-    def merge(self, other: "ClassStats", columns: Tensor | None = None) -> None:
-        """Fold in another's statistics; its class i is our class ``columns[i]`` (default: i)."""
+    def merge(self, other: "ClassStats", columns: Tensor | None = None, *, spread: bool = True) -> None:
+        """Fold in another's statistics; its class i is our class ``columns[i]`` (default: i). See ``update``."""
         if (other.dim, other.spread) != (self.dim, self.spread):
             raise ValueError(
                 f"cannot merge statistics of d={other.dim}, {other.spread} into d={self.dim}, {self.spread}"
@@ -66,10 +66,10 @@ class ClassStats(nn.Module):
         columns = torch.arange(len(other)) if columns is None else columns
         met = other.count > 0
         scatter = other.scatter if self.spread == "shared" else other.scatter[met]
-        self._fold(columns[met.cpu()].to(met.device), other.count[met], other.mean[met], scatter)
+        self._fold(columns[met.cpu()].to(met.device), other.count[met], other.mean[met], scatter if spread else None)
 
     @torch.no_grad()
-    def subtract(self, other: "ClassStats", columns: Tensor | None = None) -> None:
+    def subtract(self, other: "ClassStats", columns: Tensor | None = None, *, spread: bool = True) -> None:
         """Undo ``merge(other, columns)``, to rounding. A class that is left with no samples becomes exactly zero."""
         columns = torch.arange(len(other)) if columns is None else columns
         met = (other.count > 0).cpu()
@@ -78,7 +78,7 @@ class ClassStats(nn.Module):
         if bool((left < 0).any()):
             raise ValueError("cannot take away more samples of a class than it has")
         scatter = other.scatter if self.spread == "shared" else other.scatter[met]
-        self._fold(classes, -other.count[met], other.mean[met], -scatter)
+        self._fold(classes, -other.count[met], other.mean[met], -scatter if spread else None)
         empty = classes[left == 0]
         self.mean[empty] = 0
         if self.spread != "shared":

@@ -87,13 +87,29 @@ class RidgeStats(nn.Module):
         self.cross.index_add_(1, columns, h.T)
         self.count.index_add_(0, columns, torch.ones_like(columns))
 
-    def merge(self, other: "RidgeStats") -> None:
-        """Add another's sums over the same classes in the same order."""
-        if other.cross.shape != self.cross.shape:
+    def merge(self, other: "RidgeStats", columns: Tensor | None = None) -> None:
+        """Add another's sums; its class i is our class ``columns[i]`` (default: i)."""
+        self._add(other, columns, 1)
+
+    def subtract(self, other: "RidgeStats", columns: Tensor | None = None) -> None:
+        """Undo ``merge(other, columns)``, to rounding."""
+        self._add(other, columns, -1)
+
+    def remove(self, column: int) -> None:
+        """Take out a class's own sum; what its samples gave to the Gram matrix cannot be told apart and stays."""
+        keep = torch.arange(len(self.count), device=self.count.device) != column
+        self.cross, self.count = self.cross[:, keep], self.count[keep]
+
+    def _add(self, other: "RidgeStats", columns: Tensor | None, sign: int) -> None:
+        columns = torch.arange(len(other.count)) if columns is None else columns
+        columns = columns.to(self.count.device)
+        if other.dim != self.dim or (len(columns) and int(columns.max()) >= len(self.count)):
             raise ValueError(f"cannot merge sums {list(other.cross.shape)} into {list(self.cross.shape)}")
-        self.gram += other.gram
-        self.cross += other.cross
-        self.count += other.count
+        if sign < 0 and bool((self.count[columns] < other.count).any()):
+            raise ValueError("cannot take away more samples of a class than it has")
+        self.gram.add_(other.gram, alpha=sign)
+        self.cross.index_add_(1, columns, other.cross, alpha=sign)
+        self.count.index_add_(0, columns, other.count, alpha=sign)
 
     def weights(self, ridge: float) -> Tensor:
         """The ridge solution W [M, K]."""

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nocl.experiments.grid.local import cores, run_locally
+from nocl.experiments.grid.local import run_locally
 from nocl.experiments.grid.work import ERROR, Event, Say, Task, finished
 from nocl.experiments.job import Job
 from nocl.plumbing.files import digest, write_atomically
 from nocl.plumbing.registry import UnknownNameError, unknown
+from nocl.plumbing.workers import cores
 from nocl.results import RunResult
 
 ENGINES = ("local", "ray")

@@ -4,50 +4,27 @@ Ray starts a task again when the process or node that had it is lost; it goes on
 a file system the nodes share, else from the start. Needs the extra ``ray``.
 """
 
-import logging
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from nocl.experiments.grid.waiting import Waiting
 from nocl.experiments.grid.work import Event, Say, Task, perform
+from nocl.plumbing.cluster import on_cluster
 from nocl.plumbing.types import JSON
 from nocl.results import RunResult
 from nocl.run import RESULT
 
 SECONDS_BETWEEN_LOOKS = 1.0
-STARTS = 3  # of a local Ray, before its failure is reported
 
 
 def run_on_ray(
     tasks: Sequence[Task], say: Say, *, workers: int, address: str | None, gpus: float, retries: int
 ) -> None:
     """Perform the tasks on the cluster at ``address``, or on a local Ray with room for ``workers`` tasks."""
-    ray = _ray()
-    started_here = not ray.is_initialized()
-    if started_here:
-        quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
-        if address:
-            ray.init(address=address, **quiet)
-        else:
-            start_local(ray, num_cpus=workers * max((task.threads for task in tasks), default=1), **quiet)
-    try:
+    cpus = workers * max((task.threads for task in tasks), default=1)
+    with on_cluster(address, cpus=cpus) as ray:
         _perform_all(ray, tasks, say, gpus, retries)
-    finally:
-        if started_here:
-            ray.shutdown()
-
-
-def start_local(ray: Any, **settings: Any) -> None:
-    """Start a local Ray. It allows its own node 30 s, which a busy machine may need twice."""
-    for left in reversed(range(STARTS)):
-        try:
-            ray.init(include_dashboard=False, **settings)
-            return
-        except Exception as error:  # Ray raises nothing more exact for a start that takes too long
-            if not left or "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
 
 
 def _perform_all(ray: Any, tasks: Sequence[Task], say: Say, gpus: float, retries: int) -> None:
@@ -102,11 +79,3 @@ def _work(task: Task) -> dict[str, JSON]:
 
 def _say_nothing(event: Event) -> None:
     """Nodes have no way to speak but their result."""
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError("--engine ray needs the extra: pip install 'nocl[ray]'") from error
-    return ray

@@ -4,7 +4,6 @@ A process of its own gives each run its own peak of memory, and one that dies, w
 """
 
 import multiprocessing as mp
-import os
 import signal
 import traceback
 from collections.abc import Sequence
@@ -14,11 +13,6 @@ from multiprocessing.process import BaseProcess
 
 from nocl.experiments.grid.waiting import Waiting
 from nocl.experiments.grid.work import Event, Say, Task, perform
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_locally(tasks: Sequence[Task], say: Say, workers: int) -> None:

@@ -1,0 +1,139 @@
+"""What a model can learn from in parts: a folder of images, or a file of embeddings.
+
+A source can be cut into slices by class order and hands each to a classifier, batch by batch. It is small and can be
+sent to another process: the images or vectors are read there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nocl.app.classifier import Classifier
+from nocl.data.decode import BadImageError
+from nocl.data.folder import class_files
+from nocl.data.pictures import batch_of
+from nocl.data.vectors import Vectors, read_vectors
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
+
+_IMAGES_AT_ONCE = 64
+_VECTORS_AT_ONCE = 4096
+Bad = dict[str, str]  # a file: why it cannot be used
+
+
+@dataclass(frozen=True, eq=False)
+class Source(ABC):
+    """Samples with class names: sample i is of class ``class_names[labels[i]]``; sorted by class."""
+
+    class_names: tuple[str, ...]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def taken(self, positions: NDArray[np.int64]) -> Self:
+        """The samples at these positions, in this order."""
+
+    @abstractmethod
+    def identity(self) -> JSON:
+        """What tells these samples from others without reading them: names, sizes and times of files."""
+
+    @abstractmethod
+    def teach(self, model: Classifier, say: Callable[[int], None]) -> Bad:
+        """Hand all samples to the model, saying after each batch how many it had. Returns what was left out."""
+
+    def slices(self, size: int) -> list[Self]:
+        """Slices of at most ``size`` samples in class order: each has few classes, so its statistics are small."""
+        everything = np.arange(len(self))
+        return [self.taken(everything[start : start + size]) for start in range(0, len(self), size)]
+
+    def shuffled(self, seed: int) -> Self:
+        """In the order in which one process learns them."""
+        return self.taken(torch.randperm(len(self), generator=generator(seed, "learn")).numpy())
+
+    def names_in_order(self) -> list[str]:
+        """The classes in the order of their first samples."""
+        return [self.class_names[label] for label in dict.fromkeys(self.labels.tolist())]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFolder(Source):
+    """Images as ``folder/<class>/<image>``."""
+
+    files: tuple[Path, ...]
+
+    def taken(self, positions: NDArray[np.int64]) -> Self:
+        chosen = tuple(self.files[position] for position in positions)
+        return replace(self, labels=self.labels[positions], files=chosen)
+
+    def identity(self) -> JSON:
+        facts = [(str(path), path.stat()) for path in self.files]
+        labelled = zip(facts, self.labels.tolist())
+        return [[path, stat.st_size, stat.st_mtime_ns, self.class_names[label]] for (path, stat), label in labelled]
+
+    def teach(self, model: Classifier, say: Callable[[int], None]) -> Bad:
+        bad: Bad = {}
+        for start in range(0, len(self), _IMAGES_AT_ONCE):
+            rows: list[Tensor] = []
+            names: list[str] = []
+            stop = min(start + _IMAGES_AT_ONCE, len(self))
+            for path, label in zip(self.files[start:stop], self.labels[start:stop]):
+                try:
+                    rows.append(batch_of(path, model.size))
+                    names.append(self.class_names[label])
+                except BadImageError as error:
+                    bad[str(path)] = str(error).removeprefix(f"{path}: ")
+            if rows:
+                model.partial_fit(torch.cat(rows), names)
+            say(stop - start)
+        return bad
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings(Source):
+    """Rows of an embeddings file."""
+
+    path: Path
+    rows: NDArray[np.int64]
+
+    def taken(self, positions: NDArray[np.int64]) -> Self:
+        return replace(self, labels=self.labels[positions], rows=self.rows[positions])
+
+    def identity(self) -> JSON:
+        stat = self.path.stat()
+        return [str(self.path), stat.st_size, stat.st_mtime_ns, self.rows.tolist()]
+
+    def teach(self, model: Classifier, say: Callable[[int], None]) -> Bad:
+        vectors = read_vectors(self.path)
+        for start in range(0, len(self), _VECTORS_AT_ONCE):
+            rows = self.rows[start : start + _VECTORS_AT_ONCE]
+            z = _finite_rows(vectors, rows)
+            model.learn_features(z, [self.class_names[label] for label in self.labels[start : start + len(rows)]])
+            say(len(rows))
+        return {}
+
+
+def open_source(path: Path) -> Source:
+    """A folder of images or an ``.npz`` file of embeddings, its samples in class order."""
+    if path.suffix == ".npz":
+        vectors = read_vectors(path)
+        order = np.argsort(vectors.labels, kind="stable")
+        return Embeddings(vectors.class_names, vectors.labels[order], path, order.astype(np.int64))
+    class_names, files, labels = class_files(path)
+    return ImageFolder(class_names, labels, tuple(files))
+
+
+def _finite_rows(vectors: Vectors, rows: NDArray[np.int64]) -> Tensor:
+    values = np.asarray(vectors.x[rows], dtype=np.float32)
+    finite = np.isfinite(values).all(1)
+    if not finite.all():
+        raise ValueError(f"{vectors.path}: row {rows[~finite][0]} of X holds NaN or infinity; leave it out or mend it")
+    return torch.from_numpy(values)

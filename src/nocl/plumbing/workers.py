@@ -1,0 +1,136 @@
+"""Processes that do one piece of work after the other. A process that dies is replaced and its piece is done again.
+
+For pieces that are independent and cheap to repeat. ``prepare`` runs once in each process and returns the function
+that does a piece; both must be importable by name, because they reach the process by pickling.
+"""
+
+import multiprocessing as mp
+import os
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple, cast
+
+TRIES = 3  # of one piece, before its processes' deaths are an error
+Say = Callable[[Any], None]
+Work = Callable[[Any, Say], Any]  # piece, a way to report progress -> answer
+Prepare = Callable[[Any], Work]
+
+
+class WorkFailedError(RuntimeError):
+    """A piece could not be done: its processes died again and again, or it raised an error."""
+
+
+class Message(NamedTuple):
+    """From the process that does piece number ``piece``: progress, or the answer if ``over``."""
+
+    piece: int
+    value: Any
+    over: bool
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_processes(
+    pieces: Sequence[Any], prepare: Prepare, settings: Any, *, workers: int, tries: int = TRIES
+) -> Iterator[Message]:
+    """Do all pieces with so many processes at a time, and yield what they say. Closing it ends the processes."""
+    context = _context(prepare.__module__)
+    waiting, lost = deque(range(len(pieces))), Counter[int]()
+    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                pipe, process = _start(context, prepare, settings)
+                running[pipe] = (_hand(pipe, pieces, waiting), process)
+            for ready in wait(list(running)):
+                pipe = cast("Connection", ready)
+                number, process = running[pipe]
+                message = _listen(pipe, number)
+                if message is None:
+                    del running[pipe]
+                    _give_back(number, process, waiting, lost, tries)
+                    continue
+                yield message
+                if message.over and waiting:
+                    running[pipe] = (_hand(pipe, pieces, waiting), process)
+                elif message.over:
+                    del running[pipe]
+                    _end(pipe, process)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.join()
+
+
+def _start(context: BaseContext, prepare: Prepare, settings: Any) -> tuple[Connection, BaseProcess]:
+    mine, theirs = context.Pipe(duplex=True)
+    process = context.Process(target=_body, args=(prepare, settings, theirs), daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    theirs.close()
+    return mine, process
+
+
+def _hand(pipe: Connection, pieces: Sequence[Any], waiting: deque[int]) -> int:
+    number = waiting.popleft()
+    with suppress(OSError):  # the process may be dead already; listening to it will show that
+        pipe.send(pieces[number])
+    return number
+
+
+def _listen(pipe: Connection, number: int) -> Message | None:
+    """What the process says; None if it is dead. An error in the work itself would come again and is raised here."""
+    try:
+        kind, value = pipe.recv()
+    except (EOFError, OSError):
+        return None
+    if kind == "error":
+        raise WorkFailedError(value)
+    return Message(number, value, over=kind == "answer")
+
+
+def _give_back(number: int, process: BaseProcess, waiting: deque[int], lost: Counter[int], tries: int) -> None:
+    process.join()
+    lost[number] += 1
+    if lost[number] >= tries:
+        code = process.exitcode or 0
+        why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise WorkFailedError(f"the process of part {number + 1} died {tries} times ({why}); out of memory?")
+    waiting.appendleft(number)
+
+
+def _end(pipe: Connection, process: BaseProcess) -> None:
+    pipe.close()
+    process.join()
+
+
+def _context(preload: str) -> BaseContext:
+    """A fork server that has imported ``preload`` and started no thread; spawn where fork servers do not exist."""
+    if "forkserver" not in mp.get_all_start_methods():
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload([preload])
+    return context
+
+
+def _body(prepare: Prepare, settings: Any, pipe: Connection) -> None:
+    """What a process runs. It ends when nobody listens any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process decides, and it asks by SIGTERM
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        work = prepare(settings)
+        while True:
+            piece = pipe.recv()
+            pipe.send(("answer", work(piece, lambda value: pipe.send(("progress", value)))))
+    except (EOFError, BrokenPipeError):
+        return
+    except Exception as error:  # reported in one line: the same piece would fail again
+        pipe.send(("error", f"{type(error).__name__}: {error}"))
