@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -327,17 +327,19 @@ class Learner(nn.Module):
 class FrozenLearner(Learner):
     """A method on a frozen backbone: everything after the features. ``observe(x, y)`` is ``learn(features(x), y)``.
 
-    ``stages`` says which stages' pooled outputs make the feature (default: the last). Features may be cached and fed
-    to ``learn`` and ``score`` directly, with the same answer as through images. ``depends_on_batching`` is False for a
+    ``stages`` says which stages' pooled outputs make the feature: numbers from 1, None for the last alone, or "auto"
+    for the network's last ``depths`` stages, or all it has where it has fewer. Features may be cached and fed to
+    ``learn`` and ``score`` directly, with the same answer as through images. ``depends_on_batching`` is False for a
     method that gives the same answer, up to rounding, however the stream is cut into batches.
     """
 
     depends_on_batching: ClassVar[bool] = True
+    depths: ClassVar[int] = 1  # how many stages of the network the method wishes for
 
     def __init__(
         self,
         *,
-        stages: Sequence[int] | None = None,
+        stages: Sequence[int] | Literal["auto"] | None = None,
         backbone: str = "reduced_resnet18",
         weights: str | None = None,
         recipe: Mapping[str, JSON] | None = None,
@@ -345,7 +347,8 @@ class FrozenLearner(Learner):
         seed: int = 0,
     ) -> None:
         super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
-        self.stages = None if stages is None else tuple(stages)
+        wanted = self.network.last_stages(self.depths) if stages == "auto" else stages
+        self.stages = None if wanted is None else tuple(int(stage) for stage in wanted)
         self.feature_dim = self.network.feature_dim(image_size, self.stages)
 
     def learn(self, z: Tensor, y: Tensor) -> None:

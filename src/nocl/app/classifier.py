@@ -348,9 +348,8 @@ class Classifier:
         )  # fmt: skip
         if path is not None:
             learner.base_ = load_weights(learner.network, path)
-        elif network.startswith("timm:"):
-            nets.load_pretrained(learner.network, network)
-            learner.base_ = {"weights": network}
+        else:
+            learner.base_ = nets.load_pretrained(learner.network, network)
         learner.network.eval()
         return learner.to(self.device)
 

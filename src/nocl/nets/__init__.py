@@ -1,21 +1,27 @@
-"""Networks by name: ``build("reduced_resnet18")``, ``timm:NAME``, or a user's own as ``module:factory``.
+"""Networks by name: ``build("efficientnet_lite0")``, ``timm:NAME``, or a user's own as ``module:factory``.
 
-``features:D`` is no network but the place of one, for rows of D features: see :mod:`nocl.nets.stored`.
+``NAME@SIDE`` enlarges images to SIDE pixels on their way in. ``features:D`` is no network but the place of one, for
+rows of D features: see :mod:`nocl.nets.stored`.
 """
 
+import difflib
+import re
 from collections.abc import Callable
 
 from torch import nn
 
 from nocl.nets.backbone import Backbone, Wrapped
 from nocl.nets.efficientnet import efficientnet_lite0, efficientnet_lite1, efficientnet_lite2
+from nocl.nets.imagenet import WHEELS
 from nocl.nets.resnet import reduced_resnet18, tiny_resnet18
 from nocl.nets.stored import PREFIX as STORED
 from nocl.nets.stored import StoredFeatures, stored_factory
 from nocl.nets.timm import PREFIX as TIMM
-from nocl.nets.timm import load_pretrained, timm_factory
-from nocl.plumbing.registry import by_name
+from nocl.nets.timm import timm_factory
+from nocl.nets.trained import PRETRAINED, fill_by_name, state_digest
+from nocl.plumbing.registry import UnknownNameError, by_name
 from nocl.plumbing.seeding import scoped
+from nocl.plumbing.types import JSON
 
 BACKBONES: dict[str, Callable[[], nn.Module]] = {
     "reduced_resnet18": reduced_resnet18,
@@ -24,21 +30,74 @@ BACKBONES: dict[str, Callable[[], nn.Module]] = {
     "efficientnet_lite1": efficientnet_lite1,
     "efficientnet_lite2": efficientnet_lite2,
 }
+_SIDE = re.compile(r"(.+)@(\d{1,4})")
 
 
 def build(name: str, *, seed: int = 0) -> Backbone:
     """A freshly initialised backbone; the global generator is left alone."""
+    plain, side = split_side(name)
     with scoped(seed):
-        network = _factory(name)()
+        network = _factory(plain)()
     if not isinstance(network, nn.Module):
         raise TypeError(f"backbone {name!r} must build a torch module, not {type(network).__name__}")
-    return network if isinstance(network, Backbone) else Wrapped(network)
+    backbone = network if isinstance(network, Backbone) else Wrapped(network)
+    backbone.enlarge_to = side
+    return backbone
+
+
+def load_pretrained(network: Backbone, name: str) -> dict[str, JSON]:
+    """Fill a built network with the weights that belong to its name; where they came from, or {} if there are none."""
+    plain, _ = split_side(name)
+    own = ":" in plain and not plain.startswith((TIMM, STORED))
+    return fill_by_name(network, plain, build(plain, seed=1) if own else None)
+
+
+def split_side(name: str) -> tuple[str, int | None]:
+    """The network's name and the side to which it enlarges images, if it says one.
+
+    >>> split_side("efficientnet_lite0@128")
+    ('efficientnet_lite0', 128)
+    """
+    match = _SIDE.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+def valid_backbones(packaged: tuple[str, ...] = ()) -> str:
+    """Everything that a backbone may be, in one sentence; ``packaged`` are networks that the caller knows beside."""
+    ready = ", ".join((*packaged, *WHEELS))
+    untrained = ", ".join(name for name in BACKBONES if name not in WHEELS)
+    return (
+        f"trained: {ready}; to be trained: {untrained}; timm:NAME (extra timm); your own as module:factory; "
+        f"{'a FILE.safetensors; ' if packaged else ''}vectors as features:D"
+    )
+
+
+def unknown_backbone(name: str, packaged: tuple[str, ...] = ()) -> UnknownNameError:
+    """The error about a name that is no backbone."""
+    near = difflib.get_close_matches(name, [*packaged, *BACKBONES], n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return UnknownNameError(f"unknown backbone {name!r}{hint} Valid: {valid_backbones(packaged)}")
 
 
 def _factory(name: str) -> Callable[[], nn.Module]:
     if name.startswith(TIMM):
         return timm_factory(name)
-    return stored_factory(name) if name.startswith(STORED) else by_name(name, BACKBONES, "backbone")
+    if name.startswith(STORED):
+        return stored_factory(name)
+    if name not in BACKBONES and ":" not in name:
+        raise unknown_backbone(name)
+    return by_name(name, BACKBONES, "backbone")
 
 
-__all__ = ["BACKBONES", "Backbone", "StoredFeatures", "build", "load_pretrained"]
+__all__ = [
+    "BACKBONES",
+    "PRETRAINED",
+    "WHEELS",
+    "Backbone",
+    "StoredFeatures",
+    "build",
+    "load_pretrained",
+    "split_side",
+    "state_digest",
+    "unknown_backbone",
+]

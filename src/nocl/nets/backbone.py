@@ -1,8 +1,10 @@
 """What a backbone is: images in, one feature vector a stage out, with its own input normalisation in buffers."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -10,10 +12,15 @@ class Backbone(nn.Module):
     """A feature extractor. Subclasses give ``n_stages`` and ``stage_features``; the last stage is the feature.
 
     ``mean`` and ``std`` are buffers, so a saved network remembers how its input was normalised; as built they are
-    0 and 1 and change nothing.
+    0 and 1 and change nothing. ``side`` and ``fit`` say how users' pictures are brought to size for this network
+    (:func:`nocl.data.decode.to_pixels`). ``enlarge_to`` is set by ``NAME@SIDE``: images of another side are resized to
+    it on their way in, so that data sets of small images can be used as they are.
     """
 
     n_stages: int = 1
+    side: int = 32  # pixels, of pictures where the user asks for no other
+    fit: Literal["crop", "photo"] = "crop"
+    enlarge_to: int | None = None
     mean: Tensor  # [3, 1, 1], of pixels / 255
     std: Tensor  # [3, 1, 1]
 
@@ -30,8 +37,14 @@ class Backbone(nn.Module):
         """Features [B, d] of normalised images: the last stage, or the stages asked for, side by side."""
         chosen = (self.n_stages,) if stages is None else tuple(stages)
         if not chosen or not set(chosen) <= set(range(1, self.n_stages + 1)):
-            raise ValueError(f"stages {list(chosen)}: this backbone has stages 1 to {self.n_stages}")
+            raise ValueError(
+                f"stages {list(chosen)}: this backbone has stages 1 to {self.n_stages}; stages='auto' takes what it has"
+            )
         return torch.cat(self.stage_features(x, chosen), dim=1)
+
+    def last_stages(self, n: int) -> tuple[int, ...]:
+        """The last ``n`` stages, or all of them where there are fewer."""
+        return tuple(range(max(1, self.n_stages - n + 1), self.n_stages + 1))
 
     def early(self, x: Tensor) -> Tensor:
         """What the first half of the stages makes of normalised images; the images themselves where there is none."""
@@ -54,6 +67,8 @@ class Backbone(nn.Module):
     def normalise(self, x: Tensor) -> Tensor:
         """Pixels in [0, 1] to the scale this network was trained on, laid out as convolutions are fastest."""
         x = (x - self.mean) / self.std
+        if self.enlarge_to is not None and tuple(x.shape[2:]) != (self.enlarge_to,) * 2:
+            x = F.interpolate(x, (self.enlarge_to,) * 2, mode="bicubic", align_corners=False)
         if (
             torch.compiler.is_compiling() or len(x) == 1
         ):  # an exported graph lays it out itself; one image is faster as is
@@ -65,7 +80,8 @@ class Backbone(nn.Module):
         was_training = self.training
         self.eval()
         with torch.no_grad():
-            blank = torch.zeros(1, 3, image_size, image_size, device=self.mean.device)
+            side = self.enlarge_to or image_size
+            blank = torch.zeros(1, 3, side, side, device=self.mean.device)
             dim = self.forward(blank, stages).shape[1]
         self.train(was_training)
         return int(dim)

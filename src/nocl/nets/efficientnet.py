@@ -81,6 +81,8 @@ class EfficientNetLite(Backbone):
     """Five stages; the feature is the last one's mean over positions, 1,280 values at any size from 32 px."""
 
     n_stages = 5
+    side = 160  # see benchmarks/input_size.py
+    fit = "photo"
 
     def __init__(self, width: float = 1.0, depth: float = 1.0) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor, distributed
 
-from nocl.nets import Backbone, StoredFeatures
+from nocl.nets import PRETRAINED, Backbone, StoredFeatures, load_pretrained
 from nocl.plumbing.files import digest, file_digest, read_tensors, write_tensors
 from nocl.plumbing.progress import track
 from nocl.plumbing.registry import by_name
@@ -64,14 +64,19 @@ def train_base(
 
     ``workdir`` keeps finished networks by key and an unfinished one after each epoch; a killed training continues
     there with the same bits. ``weights`` skips training of the network and, if wanted, trains projection and heads
-    alone, on features that are computed once. Stored features (``features:D``) have no network to train or load.
+    alone, on features that are computed once; ``pretrained`` are those that belong to the network's name. Stored
+    features (``features:D``) have no network to train or load.
     """
     if isinstance(network, StoredFeatures):
         if weights is not None:
             raise ValueError(f"stored features take no weights ({weights.name}): some network has made them already")
         return _heads_of_stored(network, base, recipe, classes, seed, train_heads)
     origin: dict[str, JSON] = {}
-    if weights is not None:
+    if weights is not None and str(weights) == PRETRAINED:
+        origin = load_pretrained(network, name)
+        if not origin:
+            raise WrongBaseError(f"the network {name!r} has no weights of its own: give a file, or train it")
+    elif weights is not None:
         origin = load_weights(network, weights, allowed=set(classes))
     dim = network.feature_dim(image_size)
     training = _Training(network, dim, recipe, classes, seed, frozen=weights is not None)

@@ -81,6 +81,7 @@ class RDA(FrozenLearner):
     """Regularised discriminant analysis, exact in one pass."""
 
     depends_on_batching: ClassVar[bool] = False
+    depths: ClassVar[int] = 3
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
     base_recipe = Recipe(
         epochs=25, schedule="onecycle", weight_decay=5e-4, augment="crop_flip", normalize=True
@@ -90,7 +91,7 @@ class RDA(FrozenLearner):
     def __init__(
         self,
         *,
-        stages: Sequence[int] | None = (2, 3, 4),
+        stages: Sequence[int] | Literal["auto"] | None = "auto",
         power: float = 0.5,
         prior: float = 3.0,
         ridge: float = 0.001,
