@@ -6,7 +6,7 @@ DONE := $(VENV)/.installed
 DEMO := runs/demo
 LEFT_OUT := $(VENV)/left-out.json
 
-.PHONY: demo test check chromium format clean
+.PHONY: demo docs test check chromium format clean
 
 $(DONE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -25,6 +25,11 @@ demo: $(DONE)
 	$(BIN)/nocl run dsr $(GLYPHS) --backbone-from $(DEMO)/cache/base-*.safetensors --set recipe.objective=ce \
 	  --set recipe.lr=0.02 --set recipe.head_epochs=20 --set dim=128 --set iterations=5 --set samples=10
 	$(BIN)/nocl report $(DEMO) --out $(DEMO)
+
+# The site, into site/. Wrong links and anchors are errors.
+docs: $(DONE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo site/index.html
 
 check: $(DONE)
 	$(BIN)/ruff format --check .
@@ -50,4 +55,4 @@ format: $(DONE)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache
