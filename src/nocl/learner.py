@@ -7,18 +7,17 @@ nothing of data sets, streams or results.
 """
 
 import copy
-import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from nocl import nets
+from nocl.plumbing.parameters import Count, check_values, parameters_of
 from nocl.plumbing.progress import track
-from nocl.plumbing.registry import UnknownNameError, unknown
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, BaseSession, Batch
 from nocl.pretrain import Recipe, Trained, train_base
@@ -33,12 +32,40 @@ class UnsupportedError(NotImplementedError):
     """This method cannot do what was asked, by its nature."""
 
 
+class Common(TypedDict, total=False):
+    """The parameters of every method. A method's ``__init__`` takes them as ``**common: Unpack[Common]``."""
+
+    backbone: str
+    weights: str | None
+    recipe: Mapping[str, JSON] | None
+    image_size: int
+    seed: int
+
+
+class FrozenCommon(Common, total=False):
+    """The parameters of every method on a frozen network."""
+
+    stages: Sequence[int] | Literal["auto"] | None
+
+
 class Learner(nn.Module):
     """Learns classes from a stream. Subclasses give ``observe``, ``decision_function`` and ``grow``.
 
-    Hyper-parameters are keyword arguments of ``__init__`` with JSON values, kept under their own names.
-    ``recipe`` changes the method's own base recipe; ``weights`` names a safetensors file to take the network from
-    instead of training it; ``image_size`` is the side of the square images.
+    Hyper-parameters are keyword arguments of ``__init__`` with JSON values, kept under their own names. Their limits
+    stand in the annotations (:mod:`nocl.plumbing.parameters`) and are checked before ``__init__`` runs.
+
+    Parameters
+    ----------
+    backbone
+        The network: a name that ``nocl list backbones`` shows, or a module of your own as ``module:name``.
+    weights
+        A safetensors file with the network's weights. The base session then does not train the network.
+    recipe
+        Changes to the method's own base recipe, such as ``{"epochs": 10}``; see :class:`nocl.pretrain.Recipe`.
+    image_size
+        The side of the square images in pixels, 1 or more.
+    seed
+        The random seed of everything the learner draws.
     """
 
     stores_exemplars: ClassVar[bool] = False
@@ -52,13 +79,18 @@ class Learner(nn.Module):
     classes_: Tensor  # int64 [K], first-seen order = columns of decision_function
     n_base_: Tensor  # int64 [], how many of them the base session brought
 
+    def __new__(cls, *args: Any, **params: Any) -> Self:
+        """Check the parameters of every learner in one place, before any work is done."""
+        check_values(cls, params)
+        return super().__new__(cls)
+
     def __init__(
         self,
         *,
         backbone: str = "reduced_resnet18",
         weights: str | None = None,
         recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
+        image_size: Count = 32,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -287,15 +319,13 @@ class Learner(nn.Module):
 
     def get_params(self) -> dict[str, JSON]:
         """The keyword arguments that build this learner again."""
-        values = {name: getattr(self, name) for name in _parameter_names(type(self))}
+        values = {name: getattr(self, name) for name in parameters_of(type(self))}
         copied: dict[str, JSON] = json.loads(json.dumps(values))
         return copied
 
     def clone(self, **changes: JSON) -> Self:
         """A fresh learner with the same parameters, some changed; nothing learned is taken along."""
-        params = self.get_params()
-        check_parameters(type(self), changes)
-        return type(self)(**(params | changes))  # type: ignore[arg-type]
+        return type(self)(**(self.get_params() | changes))  # type: ignore[arg-type]
 
     def get_extra_state(self) -> Tensor:
         """The generator, so that a loaded learner draws the numbers this one would have drawn."""
@@ -327,29 +357,29 @@ class Learner(nn.Module):
 class FrozenLearner(Learner):
     """A method on a frozen backbone: everything after the features. ``observe(x, y)`` is ``learn(features(x), y)``.
 
-    ``stages`` says which stages' pooled outputs make the feature: numbers from 1, None for the last alone, or "auto"
-    for the network's last ``depths`` stages, or all it has where it has fewer. Features may be cached and fed to
-    ``learn`` and ``score`` directly, with the same answer as through images. ``depends_on_batching`` is False for a
-    method that gives the same answer, up to rounding, however the stream is cut into batches.
+    Features may be cached and fed to ``learn`` and ``score`` directly, with the same answer as through images.
+    ``depends_on_batching`` is False for a method that gives the same answer, up to rounding, however the stream is cut
+    into batches.
+
+    Parameters
+    ----------
+    stages
+        The stages of the network whose pooled outputs make the feature, numbers from 1 such as ``[2, 3, 4]``. None: the
+        last one. ``"auto"``: the last ``depths`` stages, or all if the network has fewer.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`Learner`.
     """
 
     depends_on_batching: ClassVar[bool] = True
     depths: ClassVar[int] = 1  # how many stages of the network the method wishes for
 
     def __init__(
-        self,
-        *,
-        stages: Sequence[int] | Literal["auto"] | None = None,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        self, *, stages: Sequence[int] | Literal["auto"] | None = None, **common: Unpack[Common]
     ) -> None:
-        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
+        super().__init__(**common)
         wanted = self.network.last_stages(self.depths) if stages == "auto" else stages
         self.stages = None if wanted is None else tuple(int(stage) for stage in wanted)
-        self.feature_dim = self.network.feature_dim(image_size, self.stages)
+        self.feature_dim = self.network.feature_dim(self.image_size, self.stages)
 
     def learn(self, z: Tensor, y: Tensor) -> None:
         """Learn from features [B, d] with their labels."""
@@ -391,21 +421,6 @@ class FrozenLearner(Learner):
         self.n_base_.fill_(len(self.classes_))
         self.finish_base()
         return self
-
-
-def check_parameters(cls: type[Learner], params: Mapping[str, JSON]) -> None:
-    """Refuse a parameter the class does not take, with the list of those it takes."""
-    valid = _parameter_names(cls)
-    for name in params:
-        if name not in valid:
-            raise UnknownNameError(unknown(name, valid, f"parameter of {cls.__name__}"))
-
-
-def _parameter_names(cls: type[Learner]) -> list[str]:
-    names = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-    if "kwargs" in names:
-        raise TypeError(f"{cls.__name__}.__init__ must name its parameters; **kwargs hides them")
-    return names
 
 
 def _labels_of(base: Iterable[Batch]) -> Iterator[int]:

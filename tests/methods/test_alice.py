@@ -130,9 +130,3 @@ def test_nothing_of_the_network_changes_after_the_base_session() -> None:
     teach(learner, novel())
     assert all(torch.equal(value, before[name]) for name, value in learner.network.state_dict().items())
     assert learner.network_state_names() == {f"network.{name}" for name in before}  # projector and rows are gone
-
-
-@pytest.mark.parametrize("params", [{"margin": -0.1}, {"cosine_scale": 0.0}])
-def test_impossible_settings_are_refused(params: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="margin"):
-        ALICE(backbone="tiny_resnet18", **params)

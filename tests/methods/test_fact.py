@@ -173,12 +173,6 @@ def test_the_learner_takes_over_the_trained_virtual_rows() -> None:
     assert untrained.virtual_.shape == learner.virtual_.shape
 
 
-@pytest.mark.parametrize("params", [{"virtual": 0}, {"eta": 1.5}, {"alpha": 0.0}])
-def test_impossible_settings_are_refused(params: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(params))):
-        FACT(backbone="tiny_resnet18", **params)
-
-
 def test_learners_with_other_virtual_rows_are_not_merged() -> None:
     one, other = (on_features(FACT, 8, virtual=6) for _ in range(2))
     one.merge(other)

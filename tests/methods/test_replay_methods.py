@@ -151,7 +151,7 @@ def test_mir_retrieval_leaves_no_trace(mode: str) -> None:
 
 
 def test_choosing_all_candidates_is_refused() -> None:
-    with pytest.raises(ValueError, match="replay_batch 100 must be between 1 and candidates 50"):
+    with pytest.raises(ValueError, match="replay_batch must be at most candidates, 50, not 100"):
         MIR(replay_batch=100)
 
 
@@ -361,5 +361,5 @@ def test_adam_is_torchs_adam() -> None:
 
 
 def test_ocm_refuses_an_embedding_that_leaves_no_offset() -> None:
-    with pytest.raises(ValueError, match="embed_dim 200 must be below the feature's"):
+    with pytest.raises(ValueError, match="embed_dim must be below the feature's 64 values, not 200"):
         OCM(**SHORT, embed_dim=200)  # type: ignore[arg-type]

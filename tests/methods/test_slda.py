@@ -126,9 +126,3 @@ def test_a_class_met_but_never_seen_is_never_predicted() -> None:
     scores = learner.score(TEST)
     assert (scores[:, 0] == -torch.inf).all()
     assert 0 not in scores.argmax(1)
-
-
-@pytest.mark.parametrize(("name", "value"), [("covariance", "free"), ("update", "fast"), ("shrinkage", 0.0)])
-def test_bad_settings_are_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        on_features(SLDA, 2, **{name: value})

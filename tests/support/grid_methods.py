@@ -3,14 +3,16 @@
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
+from nocl.learner import Common
 from nocl.methods.ncm import NCM
-from nocl.plumbing.types import JSON, Batch
+from nocl.plumbing.types import Batch
 from nocl.pretrain import OBJECTIVES, CrossEntropy, Trained
 
 TIMES = ("seconds", "test_seconds", "peak_memory", "environment")
@@ -33,14 +35,11 @@ class Slowly(CrossEntropy):
 class Counting(NCM):
     """Marks in a file that its base network is being trained; ``tag`` makes different runs of it."""
 
-    def __init__(
-        self, *, counter: str = "", tag: str = "", backbone: str = "tiny_resnet18", weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None, image_size: int = 32, seed: int = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, *, counter: str = "", tag: str = "", **common: Unpack[Common]) -> None:
         OBJECTIVES["slowly"] = Slowly
         self.counter, self.tag = counter, tag
-        recipe = {**(recipe or {}), "objective": "slowly"}
-        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
+        common["recipe"] = {**(common.get("recipe") or {}), "objective": "slowly"}
+        super().__init__(**common)
 
     def train_network(self, base: Iterable[Batch], workdir: Path | None) -> Trained:
         Slowly.mark = Path(self.counter)
@@ -64,12 +63,9 @@ class Dying(NCM):
 class Slow(NCM):
     """Writes its process into a file and waits in the last session, until a file says go."""
 
-    def __init__(
-        self, *, marks: str = "", backbone: str = "tiny_resnet18", weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None, image_size: int = 32, seed: int = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, *, marks: str = "", **common: Unpack[Common]) -> None:
         self.marks = marks
-        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
+        super().__init__(**common)
 
     def learn(self, z: Tensor, y: Tensor) -> None:
         with Path(self.marks).open("a") as file:

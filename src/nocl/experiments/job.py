@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Self
 
 from nocl import data
-from nocl.learner import Learner, check_parameters
+from nocl.learner import Learner
 from nocl.methods import METHODS, make
 from nocl.plumbing.files import digest, file_digest, write_json
+from nocl.plumbing.parameters import check_values
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
 from nocl.streams import Stream, class_incremental
@@ -36,7 +37,7 @@ class Job:
 
     def __post_init__(self) -> None:
         """A wrong name is an error before any data are loaded."""
-        check_parameters(by_name(self.method, METHODS, "method"), {**self._preset(), **self.params})
+        check_values(by_name(self.method, METHODS, "method"), {**self._preset(), **self.params})
 
     def stream(self) -> Stream:
         """The stream, its data loaded."""

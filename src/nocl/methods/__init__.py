@@ -1,6 +1,6 @@
 """Every method by name: one file with one :class:`~nocl.learner.Learner` each; listing it here is all it takes."""
 
-from nocl.learner import Learner, check_parameters
+from nocl.learner import Learner
 from nocl.methods.acil import ACIL
 from nocl.methods.alice import ALICE
 from nocl.methods.aser import ASER
@@ -49,7 +49,6 @@ def make(name: str, **params: JSON) -> Learner:
     cls = by_name(name, METHODS, "method")
     if not (isinstance(cls, type) and issubclass(cls, Learner)):
         raise TypeError(f"method {name!r} is not a subclass of nocl.Learner")
-    check_parameters(cls, params)
     return cls(**params)  # type: ignore[arg-type]
 
 

@@ -9,16 +9,16 @@ features are averaged as they come: each batch, without augmentation and in eval
 after its step. The mean is therefore of features of a network on the move, and lags behind the last one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal, Self, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nocl import nets
-from nocl.learner import Learner
+from nocl.learner import Common, Learner
 from nocl.methods._adam import Adam
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
@@ -78,27 +78,16 @@ class DistillingLearner(Learner):
         weight_proto: float,
         augment: str,
         answer: Literal["linear", "mean"],
-        backbone: str,
-        weights: str | None,
-        recipe: Mapping[str, JSON] | None,
-        image_size: int,
-        seed: int,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
-        if not (lr > 0 and tau > 0 and min(weight_decay, weight_kd, weight_proto) >= 0):
-            raise ValueError(
-                "lr and tau must be above 0 and weight_decay, weight_kd and weight_proto 0 or more, not "
-                f"{lr}, {tau}, {weight_decay}, {weight_kd}, {weight_proto}"
-            )
-        if answer not in ("linear", "mean"):
-            raise ValueError(f"answer must be linear or mean, not {answer!r}")
+        super().__init__(**common)
         self.lr, self.weight_decay, self.tau = lr, weight_decay, tau
         self.weight_kd, self.weight_proto, self.augment, self.answer = weight_kd, weight_proto, augment, answer
         self.full_recipe = replace(self.full_recipe, tau=tau)
-        self.feature_dim = self.network.feature_dim(image_size)
+        self.feature_dim = self.network.feature_dim(self.image_size)
         self.head = GrowingLinear(self.feature_dim)
         self.stats = ClassStats(self.feature_dim, "diagonal")
-        self.previous = nets.build(backbone, seed=seed).requires_grad_(False).eval()
+        self.previous = nets.build(self.backbone, seed=self.seed).requires_grad_(False).eval()
         self.register_buffer("known_", torch.zeros((), dtype=torch.int64))
         self.adam = Adam(lr, weight_decay, betas=(0.9, 0.999))
         self._augmented = Augment(augment)

@@ -7,11 +7,12 @@ the reference codes; with ``freeze_backbone`` the network stays as the base sess
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from nocl.learner import Learner
+from nocl.learner import Common, Learner
 from nocl.nets.heads import GrowingLinear
 from nocl.plumbing.progress import track
 from nocl.plumbing.types import JSON, Batch
@@ -37,18 +38,12 @@ class ReplayLearner(Learner):
         memory_size: int,
         lr: float,
         freeze_backbone: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
-        if not lr >= 0:
-            raise ValueError(f"lr must be 0 or more, not {lr}")
+        super().__init__(**common)
         self.memory_size, self.lr, self.freeze_backbone = memory_size, lr, freeze_backbone
-        self.feature_dim = self.network.feature_dim(image_size)
-        self.memory = Reservoir(memory_size, image_size)
+        self.feature_dim = self.network.feature_dim(self.image_size)
+        self.memory = Reservoir(memory_size, self.image_size)
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         self.take_heads(trained)
@@ -101,16 +96,9 @@ class ReplayClassifier(ReplayLearner):
         memory_size: int,
         lr: float,
         freeze_backbone: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
-            recipe=recipe, image_size=image_size, seed=seed,
-        )  # fmt: skip
+        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
         self.head = GrowingLinear(self.feature_dim)
 
     def grow(self, n: int) -> None:
@@ -139,8 +127,5 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def check_replay(replay_batch: int, candidates: int) -> None:
     """Refuse a replay batch that takes all candidates: choosing would be replay at random."""
-    if not 1 <= replay_batch <= candidates:
-        raise ValueError(
-            f"replay_batch {replay_batch} must be between 1 and candidates {candidates}: "
-            "choose fewer images than there are candidates"
-        )
+    if replay_batch > candidates:
+        raise ValueError(f"replay_batch must be at most candidates, {candidates}, not {replay_batch}")

@@ -21,19 +21,32 @@ keeps the epoch that tests best. F-OAL here drops no last batch, and its stages 
 they differ in width, where the authors average tokens of equal width. All in float64; R is made symmetric
 every 100 batches."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from nocl.learner import FrozenLearner
+from nocl.learner import FrozenCommon, FrozenLearner
+from nocl.plumbing.parameters import Natural, Positive
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.stats.ridge import Activation, Expansion, RecursiveRidge
 
 
 class ACIL(FrozenLearner):
-    """Analytic class-incremental learning."""
+    """Analytic class-incremental learning.
+
+    Parameters
+    ----------
+    expansion
+        Width of the random layer, 0 or more (0: no layer); 8,192 in the paper.
+    gamma
+        Ridge, above 0; 0.1 in the paper.
+    activation
+        Of the random layer: ``relu`` (ACIL) or ``sigmoid`` (F-OAL).
+    **common
+        ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
+        :class:`~nocl.learner.FrozenLearner`.
+    """
 
     depends_on_batching: ClassVar[bool] = False
     check_params: ClassVar[dict[str, JSON]] = {"expansion": 64}
@@ -41,22 +54,15 @@ class ACIL(FrozenLearner):
     def __init__(
         self,
         *,
-        expansion: int = 2048,
-        gamma: float = 0.1,
+        expansion: Natural = 2048,
+        gamma: Positive = 0.1,
         activation: Activation = "relu",
-        stages: Sequence[int] | None = None,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[FrozenCommon],
     ) -> None:
-        super().__init__(
-            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
-        )
+        super().__init__(**common)
         self.expansion, self.gamma, self.activation = expansion, gamma, activation
         self.layer = Expansion(
-            self.feature_dim, expansion, init="uniform", draw=generator(seed, "acil"), activation=activation
+            self.feature_dim, expansion, init="uniform", draw=generator(self.seed, "acil"), activation=activation
         )
         self.solution = RecursiveRidge(self.layer.width, gamma)
 

@@ -24,16 +24,17 @@ Differences from the public code (CanPeng123/FSCIL_ALICE):
 * A margin or scale of 0 is taken as such; the code replaces it by the default.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nocl.learner import Common
 from nocl.losses import cosface
 from nocl.methods.ncm import NCM
 from nocl.nets import Backbone
+from nocl.plumbing.parameters import Positive, Range
 from nocl.plumbing.seeding import scoped, seed_from
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Objective, Recipe
@@ -81,7 +82,17 @@ class AngularPenalty(Objective):
 
 
 class ALICE(NCM):
-    """Base session with an angular penalty on augmented classes, then the nearest class mean."""
+    """Base session with an angular penalty on augmented classes, then the nearest class mean.
+
+    Parameters
+    ----------
+    cosine_scale
+        s, the factor of the cosines, above 0; 30 in the paper.
+    margin
+        m, taken from the label's cosine, from 0 to below 2; 0.4 in the paper.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     base_recipe = Recipe(
         objective="nocl.methods.alice:AngularPenalty",
@@ -99,19 +110,10 @@ class ALICE(NCM):
     def __init__(
         self,
         *,
-        cosine_scale: float = 30.0,
-        margin: float = 0.4,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        cosine_scale: Positive = 30.0,
+        margin: Annotated[float, Range(0, 2, below=True)] = 0.4,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            space="vanilla", metric="cosine", backbone=backbone, weights=weights, recipe=recipe,
-            image_size=image_size, seed=seed,
-        )  # fmt: skip
-        if not cosine_scale > 0 or not 0 <= margin < 2:
-            raise ValueError(f"cosine_scale must be above 0 and margin in [0, 2), not {cosine_scale} and {margin}")
+        super().__init__(space="vanilla", metric="cosine", **common)
         self.cosine_scale, self.margin = cosine_scale, margin
         self.full_recipe = self.full_recipe.with_changes({"options": {"scale": cosine_scale, "margin": margin}})

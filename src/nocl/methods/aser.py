@@ -23,51 +23,58 @@ Differences from the reference code (RaptorMai/online-continual-learning, utils/
 * The base session fills the memory as a plain reservoir: the update's idea of a minority assumes a stream.
 """
 
-from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nocl.learner import Common
 from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier
-from nocl.plumbing.types import JSON
+from nocl.plumbing.parameters import Count, NonNegative
 from nocl.stats.memory import adversarial_shapley, exchange, gradients, highest, knn_shapley
 
 _AT_ONCE = 64  # images through the network for features
 
 
 class ASER(ReplayClassifier):
-    """Replay and storage by Shapley values."""
+    """Replay and storage by Shapley values.
+
+    Parameters
+    ----------
+    memory_size
+        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
+    lr
+        Learning rate, 0 or more; 0.1 in the paper.
+    replay_batch
+        Images replayed with each batch, 1 or more; 10 in the paper.
+    neighbours
+        k of the nearest-neighbour vote, 1 or more; 3 in the paper.
+    n_per_class
+        Images of each class that compete, 1 or more; 2 in the paper.
+    score
+        ``asvm`` (means, the paper's), ``asv`` (extremes) or ``neg_sv`` (the new batch alone).
+    freeze_backbone
+        Keep the network as the base session left it and train the head alone.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     check_params = CHECK_PARAMS
 
     def __init__(
         self,
         *,
-        memory_size: int = 1000,
-        lr: float = 0.1,
-        replay_batch: int = 10,
-        neighbours: int = 3,
-        n_per_class: int = 2,
+        memory_size: Count = 1000,
+        lr: NonNegative = 0.1,
+        replay_batch: Count = 10,
+        neighbours: Count = 3,
+        n_per_class: Count = 2,
         score: Literal["asvm", "asv", "neg_sv"] = "asvm",
         freeze_backbone: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
-            recipe=recipe, image_size=image_size, seed=seed,
-        )  # fmt: skip
-        if min(replay_batch, neighbours, n_per_class) < 1:
-            raise ValueError(
-                f"replay_batch {replay_batch}, neighbours {neighbours} and n_per_class {n_per_class} must be 1 or more"
-            )
-        if score not in ("asvm", "asv", "neg_sv"):
-            raise ValueError(f"score must be asvm, asv or neg_sv, not {score!r}")
+        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
         self.replay_batch, self.neighbours = replay_batch, neighbours
         self.n_per_class, self.score = n_per_class, score
 

@@ -42,16 +42,17 @@ A class that comes back later goes on averaging into its prototypes, refined or 
 projected values, N rows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import FrozenLearner
-from nocl.losses import Phi, alignment, cosface, deviation, mean_absolute_cosine, penalty, separation
+from nocl.learner import FrozenCommon, FrozenLearner
+from nocl.losses import Phi, alignment, cosface, deviation, mean_absolute_cosine, separation
 from nocl.nets.projection import Projection
+from nocl.plumbing.parameters import Count, Fraction, Natural, NonNegative, Positive, Range
 from nocl.plumbing.seeding import seed_from
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Objective, Recipe, Strategy, Trained, heads_on_features
@@ -78,7 +79,74 @@ NEEDS_PROJECTION = "DSR needs an objective that trains its projection (ce or sc,
 
 
 class DSR(FrozenLearner):
-    """Two prototypes a class: refine the high-dimensional ones, align the projection with sampled features."""
+    """Two prototypes a class: refine the high-dimensional ones, align the projection with sampled features.
+
+    Parameters
+    ----------
+    power
+        Power of the Tukey transform, from 0 to 2 (0: the logarithm); 0.5 in the paper.
+    dim
+        D, the length of the projection, 1 or more; 2,048 in the paper.
+    iterations
+        T, alternations of the two levels at the end of a session, 0 or more; 20 in the paper.
+    samples
+        K, features drawn of each class in each iteration, 1 or more; 20 in the paper.
+    base_samples
+        K of base classes, 0 or more; None: ``samples``.
+    novel_samples
+        K of novel classes, 0 or more; None: ``samples``.
+    refine
+        Switches the lower level.
+    inner_steps
+        Steps of the lower level, 0 or more; 5 in the code.
+    inner_lr
+        Learning rate of the lower level, 0 or more; 0.01 in the code.
+    inner_momentum
+        Nesterov momentum of the lower level, from 0 to 1; 0.9 in the code.
+    rho
+        Fraction by which refined prototypes replace the old ones, from 0 to 1; 0.01 in the code.
+    phi
+        The penalty: ``exp`` (the code's) or ``doubleexp`` (C-FSCIL's).
+    phi_scale
+        The factor 4 inside phi, above 0.
+    deviation
+        Weight of C-FSCIL's term against drift, 0 or more.
+    align
+        Switches the upper level.
+    outer_lr
+        Learning rate of the upper level, 0 or more; 0.01 in the code.
+    outer_momentum
+        Momentum of the upper level, from 0 to 1.
+    outer_clip
+        Largest norm of the upper level's gradient, 0 or more (0: no limit).
+    upper
+        Loss of the upper level: ``align`` (the paper's) or ``contrast``.
+    upper_tau
+        Temperature of ``contrast``, above 0.
+    covariance
+        Of the Gaussian: ``diagonal`` (the paper's), ``full`` or ``shrunk``.
+    prior
+        ``shrunk``: weight of the shared covariance, above 0, in images for each feature value.
+    ridge
+        ``shrunk``: added to every variance, 0 or more, as a share of the mean variance.
+    std_floor
+        Smallest standard deviation, above 0.
+    base_std_extra
+        Added to the standard deviations of base classes, 0 or more; 0.05 in the code.
+    clip_negative
+        Raise drawn features to 0 where they are negative.
+    proto_update
+        Novel prototypes after the last iteration: ``none`` leaves them, ``replace`` and ``ema`` recompute them.
+    proto_rate
+        Share of the new prototype in ``ema``, from 0 to 1.
+    proto_samples
+        Features drawn to recompute a prototype, 1 or more.
+    refine_every
+        Refine after so many batches, 0 or more, for streams without sessions (0: when a session ends).
+    **common
+        ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
+        :class:`~nocl.learner.FrozenLearner`.
+    """
 
     uses_boundaries = True  # refines when a session ends, unless refine_every is set
     uses_head = True
@@ -91,48 +159,39 @@ class DSR(FrozenLearner):
     def __init__(
         self,
         *,
-        power: float = 0.5,
-        dim: int = 2048,
-        iterations: int = 20,
-        samples: int = 20,
-        base_samples: int | None = None,
-        novel_samples: int | None = None,
+        power: Annotated[float, Range(0, 2)] = 0.5,
+        dim: Count = 2048,
+        iterations: Natural = 20,
+        samples: Count = 20,
+        base_samples: Natural | None = None,
+        novel_samples: Natural | None = None,
         refine: bool = True,
-        inner_steps: int = 5,
-        inner_lr: float = 0.01,
-        inner_momentum: float = 0.9,
-        rho: float = 0.01,
+        inner_steps: Natural = 5,
+        inner_lr: NonNegative = 0.01,
+        inner_momentum: Fraction = 0.9,
+        rho: Fraction = 0.01,
         phi: Phi = "exp",
-        phi_scale: float = 4.0,
-        deviation: float = 0.0,
+        phi_scale: Positive = 4.0,
+        deviation: NonNegative = 0.0,
         align: bool = True,
-        outer_lr: float = 0.01,
-        outer_momentum: float = 0.0,
-        outer_clip: float = 0.0,
+        outer_lr: NonNegative = 0.01,
+        outer_momentum: Fraction = 0.0,
+        outer_clip: NonNegative = 0.0,
         upper: Literal["align", "contrast"] = "align",
-        upper_tau: float = 0.1,
+        upper_tau: Positive = 0.1,
         covariance: Literal["diagonal", "full", "shrunk"] = "diagonal",
-        prior: float = 3.0,
-        ridge: float = 0.001,
-        std_floor: float = 1e-4,
-        base_std_extra: float = 0.0,
+        prior: Positive = 3.0,
+        ridge: NonNegative = 0.001,
+        std_floor: Positive = 1e-4,
+        base_std_extra: NonNegative = 0.0,
         clip_negative: bool = False,
         proto_update: Literal["none", "replace", "ema"] = "none",
-        proto_rate: float = 0.1,
-        proto_samples: int = 1000,
-        refine_every: int = 0,
-        stages: Sequence[int] | None = None,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        proto_rate: Fraction = 0.1,
+        proto_samples: Count = 1000,
+        refine_every: Natural = 0,
+        **common: Unpack[FrozenCommon],
     ) -> None:
-        """``refine`` and ``align`` switch the lower and the upper level; ``base_samples`` and ``novel_samples``
-        default to ``samples``; ``refine_every`` batches, for streams without sessions."""
-        super().__init__(
-            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
-        )
+        super().__init__(**common)
         self.power, self.dim, self.iterations, self.samples = power, dim, iterations, samples
         self.base_samples, self.novel_samples = base_samples, novel_samples
         self.refine, self.inner_steps, self.inner_lr, self.inner_momentum = (
@@ -149,9 +208,8 @@ class DSR(FrozenLearner):
         self.std_floor, self.base_std_extra, self.clip_negative = std_floor, base_std_extra, clip_negative
         self.proto_update, self.proto_rate, self.proto_samples = proto_update, proto_rate, proto_samples
         self.refine_every = refine_every
-        self._check()
         self.full_recipe = self.full_recipe.with_changes({"power": power, "projection": dim})
-        self.projection = Projection(self.feature_dim, dim, seed=seed_from(seed, "projection")).eval()
+        self.projection = Projection(self.feature_dim, dim, seed=seed_from(self.seed, "projection")).eval()
         self.vanilla = ClassStats(self.feature_dim, "diagonal" if covariance == "diagonal" else "full")
         self._factored: linalg.Cached[Tensor] = linalg.Cached()
         self.high = ClassStats(dim)
@@ -346,32 +404,3 @@ class DSR(FrozenLearner):
         points = self.log_.setdefault(curve, [])
         assert isinstance(points, list)
         points.append(value)
-
-    def _check(self) -> None:
-        penalty(torch.zeros(()), self.phi)
-        choices = {
-            "covariance": ("diagonal", "full", "shrunk"),
-            "proto_update": ("none", "replace", "ema"),
-            "upper": ("align", "contrast"),
-        }
-        for name, valid in choices.items():
-            if getattr(self, name) not in valid:
-                raise ValueError(f"{name} must be one of {', '.join(valid)}, not {getattr(self, name)!r}")
-        for name in ("dim", "samples", "proto_samples", "std_floor", "upper_tau", "prior"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in (
-            "iterations",
-            "inner_steps",
-            "inner_lr",
-            "outer_lr",
-            "base_std_extra",
-            "ridge",
-            "outer_clip",
-            "refine_every",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("rho", "proto_rate", "outer_momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")

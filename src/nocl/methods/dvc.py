@@ -24,15 +24,17 @@ Differences from the reference code (YananGu/DVC):
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
+from nocl.learner import Common
 from nocl.losses import dual_view
 from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear, GrowingPairHead
+from nocl.plumbing.parameters import Count, NonNegative
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Objective, Recipe, Trained
@@ -64,7 +66,25 @@ class DualViewObjective(Objective):
 
 
 class DVC(ReplayClassifier):
-    """Dual view consistency with gradient-guided replay."""
+    """Dual view consistency with gradient-guided replay.
+
+    Parameters
+    ----------
+    memory_size
+        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
+    lr
+        Learning rate, 0 or more; 0.1 in the paper.
+    replay_batch
+        Images replayed with each batch, 1 or more and at most ``candidates``; 10 in the paper.
+    candidates
+        Random images of the memory from which they are chosen, 1 or more; 50 in the paper.
+    dl_weight
+        w, the weight of the distance between the views' predictions, 0 or more; 4 in the paper.
+    freeze_backbone
+        Keep the network as the base session left it and train the heads alone (preset ``ft``).
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     base_recipe = Recipe(objective="nocl.methods.dvc:DualViewObjective")
     presets: ClassVar[dict[str, dict[str, JSON]]] = {"ft": {"freeze_backbone": True}}
@@ -73,22 +93,15 @@ class DVC(ReplayClassifier):
     def __init__(
         self,
         *,
-        memory_size: int = 1000,
-        lr: float = 0.1,
-        replay_batch: int = 10,
-        candidates: int = 50,
-        dl_weight: float = 4.0,
+        memory_size: Count = 1000,
+        lr: NonNegative = 0.1,
+        replay_batch: Count = 10,
+        candidates: Count = 50,
+        dl_weight: NonNegative = 4.0,
         freeze_backbone: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
-            recipe=recipe, image_size=image_size, seed=seed,
-        )  # fmt: skip
+        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
         check_replay(replay_batch, candidates)
         self.replay_batch, self.candidates, self.dl_weight = replay_batch, candidates, dl_weight
         self.qnet = GrowingPairHead(_HIDDEN, self.draw)

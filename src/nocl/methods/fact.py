@@ -30,16 +30,18 @@ Differences from the public code (zhoudw-zdw/CVPR22-Fact). ``official`` brings b
 * A backbone without stages mixes images instead of activations.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Self
+from collections.abc import Iterable
+from typing import ClassVar, Self, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nocl.learner import Common
 from nocl.losses import cross_entropy_without, virtual_labels
 from nocl.methods.ncm import NCM
 from nocl.nets import Backbone
+from nocl.plumbing.parameters import Count, Fraction, Natural, NonNegative, Positive
 from nocl.plumbing.seeding import generator, scoped, seed_from
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Objective, Recipe, Trained
@@ -114,7 +116,27 @@ class ForwardCompatible(Objective):
 
 
 class FACT(NCM):
-    """Virtual classes in the base session, then class means answered together with them."""
+    """Virtual classes in the base session, then class means answered together with them.
+
+    Parameters
+    ----------
+    virtual
+        V, the number of virtual classes, 1 or more: as many as classes will come, 40 for 60+4x10.
+    beta
+        Weight of L2 to L4, 0 or more; 0.001 in the code for CIFAR-100.
+    alpha
+        Of the Beta distribution that mixes two images, above 0; 0.5 in the code.
+    temperature
+        T, the factor of the cosines, above 0; 16 in the code.
+    eta
+        Share of the answer by way of the virtual classes, from 0 to 1; 0.1 in the code.
+    virtual_from
+        The epoch (from 0) at which L2 to L4 begin, 0 or more; 150 of 1,000 for Mini-ImageNet.
+    official
+        Bring back the code's behaviour in the points marked * above.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     uses_head = True  # the virtual rows
     base_recipe = Recipe(
@@ -134,30 +156,21 @@ class FACT(NCM):
     def __init__(
         self,
         *,
-        virtual: int = 40,
-        beta: float = 0.001,
-        alpha: float = 0.5,
-        temperature: float = 16.0,
-        eta: float = 0.1,
-        virtual_from: int = 0,
+        virtual: Count = 40,
+        beta: NonNegative = 0.001,
+        alpha: Positive = 0.5,
+        temperature: Positive = 16.0,
+        eta: Fraction = 0.1,
+        virtual_from: Natural = 0,
         official: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        """``virtual_from``: the epoch (from 0) at which L2 to L4 begin; 150 of 1000 for Mini-ImageNet."""
-        super().__init__(
-            space="vanilla", metric="cosine", backbone=backbone, weights=weights, recipe=recipe,
-            image_size=image_size, seed=seed,
-        )  # fmt: skip
+        super().__init__(space="vanilla", metric="cosine", **common)
         self.virtual, self.beta, self.alpha, self.temperature = virtual, beta, alpha, temperature
         self.eta, self.virtual_from, self.official = eta, virtual_from, official
-        self._check()
         names = ("virtual", "beta", "alpha", "temperature", "virtual_from", "official")
         self.full_recipe = self.full_recipe.with_changes({"options": {name: getattr(self, name) for name in names}})
-        self.register_buffer("virtual_", orthogonal_rows(0, virtual, self.feature_dim, seed))
+        self.register_buffer("virtual_", orthogonal_rows(0, virtual, self.feature_dim, self.seed))
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         if isinstance(trained.objective, ForwardCompatible):
@@ -174,17 +187,6 @@ class FACT(NCM):
             official=self.official,
         )  # fmt: skip
         return scores.masked_fill(unseen, float("-inf"))
-
-    def _check(self) -> None:
-        if self.virtual < 1:
-            raise ValueError(f"virtual must be 1 or more, not {self.virtual}: the number of classes to come")
-        if not 0 <= self.eta <= 1:
-            raise ValueError(f"eta must be between 0 and 1, not {self.eta}")
-        if not min(self.alpha, self.temperature) > 0 or not self.beta >= 0:
-            raise ValueError(
-                f"alpha and temperature must be above 0 and beta 0 or more, not {self.alpha}, {self.temperature}, "
-                f"{self.beta}"
-            )
 
 
 def mixture(

@@ -22,15 +22,14 @@ pooled covariance within classes. Distances come from Cholesky factors, never ne
 inverse and a product of all test images with each other. ``mean_space="tukey"`` takes the mean of g(x) as
 prototype in place of g of the mean."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import FrozenLearner
-from nocl.plumbing.types import JSON
+from nocl.learner import FrozenCommon, FrozenLearner
+from nocl.plumbing.parameters import NonNegative, Range
 from nocl.stats.class_stats import ClassStats, tukey
 from nocl.stats.linalg import Cached, inverse_root
 
@@ -40,7 +39,28 @@ _VALUES_AT_ONCE = 1 << 19  # of a [rows, classes x d] product: 2 MB in float32, 
 
 
 class FeCAM(FrozenLearner):
-    """Feature covariance-aware metric."""
+    """Feature covariance-aware metric.
+
+    Parameters
+    ----------
+    covariance
+        ``full``: one for each class (the paper's); ``diagonal``: variances only; ``shared``: one for all classes.
+    power
+        Power of the Tukey transform g, above 0 to 2; 0.5 in the paper.
+    alpha1
+        Shrinkage of the diagonal, 0 or more; 1 in the paper.
+    alpha2
+        Shrinkage of the rest, 0 or more; 1 in the paper.
+    normalise
+        Make covariances correlation matrices, as the paper does.
+    within
+        The form of ``shared``: True is the covariance within classes, False the authors' blend of sessions.
+    mean_space
+        Prototype: g of the mean (``raw``, the authors') or the mean of g (``tukey``).
+    **common
+        ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
+        :class:`~nocl.learner.FrozenLearner`.
+    """
 
     depends_on_batching: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ("stats", "raw")
@@ -52,28 +72,15 @@ class FeCAM(FrozenLearner):
         self,
         *,
         covariance: Literal["full", "shared", "diagonal"] = "full",
-        power: float = 0.5,
-        alpha1: float = 1.0,
-        alpha2: float = 1.0,
+        power: Annotated[float, Range(0, 2, above=True)] = 0.5,
+        alpha1: NonNegative = 1.0,
+        alpha2: NonNegative = 1.0,
         normalise: bool = True,
         within: bool = True,
         mean_space: Literal["raw", "tukey"] = "raw",
-        stages: Sequence[int] | None = None,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[FrozenCommon],
     ) -> None:
-        super().__init__(
-            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
-        )
-        if covariance not in ("full", "shared", "diagonal"):
-            raise ValueError(f"covariance must be full, shared or diagonal, not {covariance!r}")
-        if mean_space not in ("raw", "tukey"):
-            raise ValueError(f"mean_space must be raw or tukey, not {mean_space!r}")
-        if not power > 0 or alpha1 < 0 or alpha2 < 0:
-            raise ValueError(f"power must be above 0 and alphas at least 0, not {power}, {alpha1}, {alpha2}")
+        super().__init__(**common)
         self.covariance, self.power, self.alpha1, self.alpha2 = covariance, power, alpha1, alpha2
         self.normalise, self.within, self.mean_space = normalise, within, mean_space
         self.by_session = covariance == "shared" and not within

@@ -6,39 +6,45 @@ against forgetting, on purpose: nearly all base classes are lost within one sess
 training, as in public online code; with ``freeze_backbone`` it keeps the base session's statistics.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import Learner
+from nocl.learner import Common, Learner
 from nocl.nets.heads import GrowingLinear
-from nocl.plumbing.types import JSON, Batch
+from nocl.plumbing.parameters import Positive
+from nocl.plumbing.types import Batch
 from nocl.pretrain import CrossEntropy, Trained
 
 
 class Finetune(Learner):
-    """Plain SGD on a growing linear head."""
+    """Plain SGD on a growing linear head.
+
+    Parameters
+    ----------
+    lr
+        Learning rate, above 0.
+    freeze_backbone
+        Train the head alone; batch statistics then stay those of the base session.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     uses_head = True
 
     def __init__(
         self,
         *,
-        lr: float = 0.01,
+        lr: Positive = 0.01,
         freeze_backbone: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
-        if not lr > 0:
-            raise ValueError(f"lr must be above 0, not {lr}")
+        super().__init__(**common)
         self.lr, self.freeze_backbone = lr, freeze_backbone
-        self.head = GrowingLinear(self.network.feature_dim(image_size))
+        self.head = GrowingLinear(self.network.feature_dim(self.image_size))
 
     def grow(self, n: int) -> None:
         self.head.grow(n, self.draw)

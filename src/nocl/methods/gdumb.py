@@ -19,17 +19,18 @@ Differences from the reference codes (drimpossible/GDumb; RaptorMai/online-conti
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl import nets
-from nocl.learner import Learner
+from nocl.learner import Common, Learner
 from nocl.nets.heads import GrowingLinear
+from nocl.plumbing.parameters import Count, Fraction, Natural, NonNegative, Positive, Range
 from nocl.plumbing.progress import track
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, Batch
@@ -40,7 +41,31 @@ from nocl.stats.memory import BalancedMemory, below
 
 
 class GDumb(Learner):
-    """A balanced memory, and a network trained on it when asked."""
+    """A balanced memory, and a network trained on it when asked.
+
+    Parameters
+    ----------
+    memory_size
+        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
+    init
+        Each training starts from the ``base`` session's network, or from ``scratch`` as in the paper.
+    epochs
+        Epochs over the memory, 0 or more; 30 in the reference code.
+    lr
+        Learning rate, above 0; 0.1 in the reference code.
+    weight_decay
+        Weight decay, 0 or more.
+    batch_size
+        Images of a step, 2 or more; 10 in the reference code.
+    clip
+        Largest norm of a gradient, above 0; 10 in both codes.
+    augment
+        Augmentation, by name: see :class:`nocl.pretrain.augment.Augment`.
+    cutmix
+        Probability that a batch is mixed by CutMix, from 0 to 1; 0.5 in the authors' code.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     stores_exemplars = True
     check_params: ClassVar[dict[str, JSON]] = {"memory_size": 60, "epochs": 3}
@@ -48,34 +73,23 @@ class GDumb(Learner):
     def __init__(
         self,
         *,
-        memory_size: int = 1000,
+        memory_size: Count = 1000,
         init: Literal["base", "scratch"] = "base",
-        epochs: int = 30,
-        lr: float = 0.1,
-        weight_decay: float = 0.0,
-        batch_size: int = 10,
-        clip: float = 10.0,
+        epochs: Natural = 30,
+        lr: Positive = 0.1,
+        weight_decay: NonNegative = 0.0,
+        batch_size: Annotated[int, Range(2)] = 10,
+        clip: Positive = 10.0,
         augment: str = "none",
-        cutmix: float = 0.0,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        cutmix: Fraction = 0.0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed)
-        if init not in ("base", "scratch"):
-            raise ValueError(f"init must be base or scratch, not {init!r}")
-        if epochs < 0 or batch_size < 2 or not lr > 0 or not 0 <= cutmix <= 1:
-            raise ValueError(
-                "need epochs >= 0, batch_size >= 2, lr > 0 and cutmix in [0, 1], not "
-                f"{epochs}, {batch_size}, {lr}, {cutmix}"
-            )
+        super().__init__(**common)
         self.memory_size, self.init, self.epochs, self.lr = memory_size, init, epochs, lr
         self.weight_decay, self.batch_size, self.clip = weight_decay, batch_size, clip
         self.augment, self.cutmix = augment, cutmix
         self._augment = Augment(augment)
-        self.memory = BalancedMemory(memory_size, image_size)
+        self.memory = BalancedMemory(memory_size, self.image_size)
         self._model: Cached[nn.Sequential] = Cached()
         if init == "scratch":  # the base network would never be used
             self.full_recipe = replace(self.full_recipe, epochs=0)

@@ -21,43 +21,53 @@ Differences from the reference code (RaptorMai/online-continual-learning, utils/
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from nocl.learner import Common
 from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
-from nocl.plumbing.types import JSON
+from nocl.plumbing.parameters import Count, NonNegative
 from nocl.stats.memory import gradients, highest, interference, moved
 
 
 class MIR(ReplayClassifier):
-    """Experience replay of the images whose loss would rise most."""
+    """Experience replay of the images whose loss would rise most.
+
+    Parameters
+    ----------
+    memory_size
+        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
+    lr
+        Learning rate, 0 or more; 0.1 in the paper.
+    replay_batch
+        Images replayed with each batch, 1 or more and at most ``candidates``; 10 in the paper.
+    candidates
+        Random images of the memory from which they are chosen, 1 or more; 50 in the paper.
+    score_bn_mode
+        Batch normalisation while scoring: ``eval``, or ``train`` as in the reference code.
+    freeze_backbone
+        Keep the network as the base session left it and train the head alone.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     check_params = CHECK_PARAMS
 
     def __init__(
         self,
         *,
-        memory_size: int = 1000,
-        lr: float = 0.1,
-        replay_batch: int = 10,
-        candidates: int = 50,
+        memory_size: Count = 1000,
+        lr: NonNegative = 0.1,
+        replay_batch: Count = 10,
+        candidates: Count = 50,
         score_bn_mode: Literal["eval", "train"] = "eval",
         freeze_backbone: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
-            recipe=recipe, image_size=image_size, seed=seed,
-        )  # fmt: skip
+        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
         check_replay(replay_batch, candidates)
-        if score_bn_mode not in ("eval", "train"):
-            raise ValueError(f"score_bn_mode must be eval or train, not {score_bn_mode!r}")
         self.replay_batch, self.candidates, self.score_bn_mode = replay_batch, candidates, score_bn_mode
 
     def observe(self, x: Tensor, y: Tensor) -> None:

@@ -15,23 +15,42 @@ more after it, as iCaRL does. Means are running means in float64, so batch size 
 has cosine 0 with everything.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import FrozenLearner
+from nocl.learner import FrozenCommon, FrozenLearner
 from nocl.nets.projection import Projection
+from nocl.plumbing.parameters import Count, Range
 from nocl.plumbing.seeding import seed_from
-from nocl.plumbing.types import JSON, Batch
+from nocl.plumbing.types import Batch
 from nocl.pretrain import Strategy, Trained
 from nocl.stats.class_stats import ClassStats, tukey
 
 
 class NCM(FrozenLearner):
-    """Nearest class mean."""
+    """Nearest class mean.
+
+    Parameters
+    ----------
+    space
+        Where means are taken: ``tukey`` (transformed features), ``vanilla`` (features as they are) or ``hyper`` (behind
+        the projection that the base session trains).
+    metric
+        ``cosine`` or ``euclidean``.
+    power
+        Power of the Tukey transform, from 0 to 2 (0: the logarithm); 1 changes nothing. 0.5 in the NO-CL paper.
+    dim
+        Length of the projection, 1 or more; used by ``hyper`` only. 2,048 in the NO-CL paper.
+    normalise_first
+        Scale every feature to length 1 before averaging, as iCaRL does.
+    **common
+        ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
+        :class:`~nocl.learner.FrozenLearner`.
+    """
 
     depends_on_batching: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
@@ -41,29 +60,18 @@ class NCM(FrozenLearner):
         *,
         space: Literal["tukey", "vanilla", "hyper"] = "tukey",
         metric: Literal["cosine", "euclidean"] = "cosine",
-        power: float = 0.5,
-        dim: int = 2048,
+        power: Annotated[float, Range(0, 2)] = 0.5,
+        dim: Count = 2048,
         normalise_first: bool = False,
-        stages: Sequence[int] | None = None,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[FrozenCommon],
     ) -> None:
-        super().__init__(
-            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
-        )
-        if space not in ("tukey", "vanilla", "hyper"):
-            raise ValueError(f"space must be tukey, vanilla or hyper, not {space!r}")
-        if metric not in ("cosine", "euclidean"):
-            raise ValueError(f"metric must be cosine or euclidean, not {metric!r}")
+        super().__init__(**common)
         self.space, self.metric, self.power, self.normalise_first = space, metric, power, normalise_first
         self.dim = dim
         self.projection: Projection | None = None
         if space == "hyper":
             self.full_recipe = self.full_recipe.with_changes({"power": power, "projection": dim})
-            self.projection = Projection(self.feature_dim, dim, seed=seed_from(seed, "projection")).eval()
+            self.projection = Projection(self.feature_dim, dim, seed=seed_from(self.seed, "projection")).eval()
         self.stats = ClassStats(dim if space == "hyper" else self.feature_dim)
 
     def needs_heads(self) -> bool:

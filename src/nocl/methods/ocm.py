@@ -29,19 +29,21 @@ Differences from the reference code (gydpku/OCM, test_cifar100.py):
 * ``n_variants`` may be 4 (whole turns only) or 1 where 32 images for one are too many. Single precision throughout.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterable
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl import nets
+from nocl.learner import Common
 from nocl.losses import embedding_similarity, other_view_nce, same_label_nce
 from nocl.methods._adam import Adam
 from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
+from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive
 from nocl.plumbing.progress import track
 from nocl.plumbing.seeding import generator, scoped
 from nocl.plumbing.types import JSON, Batch
@@ -54,7 +56,34 @@ _BASE_BATCH = 10  # images of the base session at once: 32 times as many go thro
 
 
 class OCM(ReplayClassifier):
-    """Mutual information maximisation with replay."""
+    """Mutual information maximisation with replay.
+
+    Parameters
+    ----------
+    memory_size
+        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
+    lr
+        Learning rate of Adam, 0 or more; 0.001 in the paper.
+    weight_decay
+        Weight decay of Adam, 0 or more; 1e-4 in the paper.
+    replay_batch
+        Images replayed with each batch, 1 or more; 64 in the paper, at most 7 for each class met.
+    n_variants
+        Turned variants of each image: 1, 4 or 16 (the paper's).
+    tau
+        Temperature, above 0; 0.07 in the paper.
+    embed_dim
+        Length of the embedding, 1 or more and below the feature's; None: 128 (the paper's), or half of a feature
+        that is not longer than that.
+    eps_mode
+        ``official``: with the code's 1e-8; ``clean``: the exact log-softmax.
+    base_epochs
+        Epochs of OCM's own loss in the base session, 0 or more.
+    freeze_backbone
+        Keep the network as the base session left it and train the heads alone (preset ``ft``).
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     uses_boundaries = True
     presets: ClassVar[dict[str, dict[str, JSON]]] = {"ft": {"freeze_backbone": True}}
@@ -64,33 +93,32 @@ class OCM(ReplayClassifier):
     def __init__(
         self,
         *,
-        memory_size: int = 1000,
-        lr: float = 0.001,
-        weight_decay: float = 1e-4,
-        replay_batch: int = 64,
-        n_variants: int = 16,
-        tau: float = 0.07,
-        embed_dim: int | None = None,
+        memory_size: Count = 1000,
+        lr: NonNegative = 0.001,
+        weight_decay: NonNegative = 1e-4,
+        replay_batch: Count = 64,
+        n_variants: Literal[1, 4, 16] = 16,
+        tau: Positive = 0.07,
+        embed_dim: Count | None = None,
         eps_mode: Literal["official", "clean"] = "official",
-        base_epochs: int = 1,
+        base_epochs: Natural = 1,
         freeze_backbone: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
-            recipe=recipe, image_size=image_size, seed=seed,
-        )  # fmt: skip
+        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
         self.weight_decay, self.replay_batch, self.n_variants = weight_decay, replay_batch, n_variants
         self.tau, self.embed_dim, self.eps_mode, self.base_epochs = tau, embed_dim, eps_mode, base_epochs
-        _check(self)
+        if embed_dim is not None and embed_dim >= self.feature_dim:
+            raise ValueError(
+                f"OCM: embed_dim must be below the feature's {self.feature_dim} values, not {embed_dim}; "
+                "leave it out to have one that fits"
+            )
         length = embed_dim or (128 if self.feature_dim > 128 else self.feature_dim // 2)
-        with scoped(seed):
+        with scoped(self.seed):
             self.embed, previous_embed = nn.Linear(self.feature_dim, length), nn.Linear(self.feature_dim, length)
-        self.previous = Snapshot(nets.build(backbone, seed=seed), previous_embed, GrowingLinear(self.head.dim))
+        self.previous = Snapshot(
+            nets.build(self.backbone, seed=self.seed), previous_embed, GrowingLinear(self.head.dim)
+        )
         self.register_buffer("known_", torch.zeros((), dtype=torch.int64))
         self.adam = Adam(lr, weight_decay)
         self.adam.follow(self.learning_parameters())
@@ -221,20 +249,3 @@ def variant_labels(columns: Tensor, n_variants: int, offset: int) -> Tensor:
     tensor([ 0,  2,  3,  5,  6,  8,  9, 11])
     """
     return torch.cat([columns + i * offset for i in range(n_variants)])
-
-
-def _check(learner: OCM) -> None:
-    if learner.n_variants not in (1, 4, 16):
-        raise ValueError(f"n_variants must be 1, 4 or 16, not {learner.n_variants}")
-    if learner.eps_mode not in ("official", "clean"):
-        raise ValueError(f"eps_mode must be official or clean, not {learner.eps_mode!r}")
-    if learner.replay_batch < 1 or learner.base_epochs < 0:
-        raise ValueError(
-            "replay_batch must be 1 or more and base_epochs 0 or more, not "
-            f"{learner.replay_batch}, {learner.base_epochs}"
-        )
-    if learner.embed_dim is not None and not 0 < learner.embed_dim < learner.feature_dim:
-        raise ValueError(
-            f"embed_dim {learner.embed_dim} must be below the feature's {learner.feature_dim} values; "
-            "leave it out to have one that fits"
-        )

@@ -28,15 +28,17 @@ Differences from the public codes (Impression2805/CVPR21_PASS; PyCIL):
 * ``freeze_batchnorm`` keeps the base session's batch statistics; the codes let them follow the new classes.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterable
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nocl.learner import Common
 from nocl.losses import distance
 from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner, rotation_labels
+from nocl.plumbing.parameters import Count, NonNegative, Positive
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Recipe, Trained
 from nocl.pretrain.augment import rotated
@@ -44,7 +46,36 @@ from nocl.stats.class_stats import ClassStats
 
 
 class PASS(DistillingLearner):
-    """Rotation labels, class means with noise for old classes, and distillation from the previous network."""
+    """Rotation labels, class means with noise for old classes, and distillation from the previous network.
+
+    Parameters
+    ----------
+    lr
+        Learning rate of Adam, above 0; 0.001 in the code, 1e-4 in preset ``slow``.
+    weight_decay
+        Weight decay of Adam, 0 or more; 2e-4 in the code.
+    tau
+        Temperature of every cross-entropy, above 0; 0.1 in the code.
+    weight_kd
+        Weight of the term that keeps features, 0 or more; 10 in the paper.
+    weight_proto
+        Weight of the old classes' pseudo-features, 0 or more; 10 in the paper.
+    kd
+        Distance to the previous features: ``frobenius``, the norm of the whole batch's difference, or ``mean`` of
+        the rows' norms.
+    radius
+        Classes from which r is computed: ``base``, or ``all`` as in PyCIL.
+    proto_batch
+        Pseudo-features of each step, 1 or more; None: as many as images.
+    freeze_batchnorm
+        Keep the base session's batch statistics online.
+    augment
+        Augmentation of new images, by name: see :class:`nocl.pretrain.augment.Augment`.
+    answer
+        ``linear``: the head answers; ``mean``: the nearest class mean.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     rows = 4
     base_recipe = Recipe(
@@ -63,31 +94,29 @@ class PASS(DistillingLearner):
     def __init__(
         self,
         *,
-        lr: float = 0.001,
-        weight_decay: float = 2e-4,
-        tau: float = 0.1,
-        weight_kd: float = 10.0,
-        weight_proto: float = 10.0,
+        lr: Positive = 0.001,
+        weight_decay: NonNegative = 2e-4,
+        tau: Positive = 0.1,
+        weight_kd: NonNegative = 10.0,
+        weight_proto: NonNegative = 10.0,
         kd: Literal["frobenius", "mean"] = "frobenius",
         radius: Literal["base", "all"] = "base",
-        proto_batch: int | None = None,
+        proto_batch: Count | None = None,
         freeze_batchnorm: bool = False,
         augment: str = "bright_crop_flip",
         answer: Literal["linear", "mean"] = "linear",
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            lr=lr, weight_decay=weight_decay, tau=tau, weight_kd=weight_kd, weight_proto=weight_proto, augment=augment,
-            answer=answer, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed,
-        )  # fmt: skip
-        if kd not in ("frobenius", "mean") or radius not in ("base", "all"):
-            raise ValueError(f"kd must be frobenius or mean and radius base or all, not {kd!r} and {radius!r}")
-        if proto_batch is not None and proto_batch < 1:
-            raise ValueError(f"proto_batch must be 1 or more, not {proto_batch}; leave it out for the batch's size")
+            lr=lr,
+            weight_decay=weight_decay,
+            tau=tau,
+            weight_kd=weight_kd,
+            weight_proto=weight_proto,
+            augment=augment,
+            answer=answer,
+            **common,
+        )
         self.kd, self.radius, self.proto_batch, self.freeze_batchnorm = kd, radius, proto_batch, freeze_batchnorm
         self.keeps_spread = radius == "all"
         self.register_buffer("radius_", torch.zeros((), dtype=torch.float64))

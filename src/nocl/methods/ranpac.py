@@ -19,14 +19,15 @@ is left out. M is 2000 where the paper has 10,000: G grows with its square. Sums
 ridge."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Self
+from collections.abc import Iterable
+from typing import ClassVar, Self, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import FrozenLearner, Learner
+from nocl.learner import FrozenCommon, FrozenLearner, Learner
+from nocl.plumbing.parameters import Natural, Positive
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.stats.linalg import Cached
@@ -36,7 +37,22 @@ HELD_OUT = 5  # every fifth image of a class
 
 
 class RanPAC(FrozenLearner):
-    """Random projections and pre-accumulated second-order statistics."""
+    """Random projections and pre-accumulated second-order statistics.
+
+    Parameters
+    ----------
+    expansion
+        M, the width of the random layer, 0 or more (0: no layer); 10,000 in the paper.
+    ridge
+        Ridge, above 0; None chooses it on base data, as the paper does on every session.
+    l2_input
+        Scale features to length 1 first.
+    scaled
+        Divide the random layer by the square root of the feature's length.
+    **common
+        ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
+        :class:`~nocl.learner.FrozenLearner`.
+    """
 
     depends_on_batching: ClassVar[bool] = False
     check_params: ClassVar[dict[str, JSON]] = {"expansion": 64}
@@ -46,24 +62,15 @@ class RanPAC(FrozenLearner):
     def __init__(
         self,
         *,
-        expansion: int = 2000,
-        ridge: float | None = None,
+        expansion: Natural = 2000,
+        ridge: Positive | None = None,
         l2_input: bool = False,
         scaled: bool = False,
-        stages: Sequence[int] | None = None,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[FrozenCommon],
     ) -> None:
-        super().__init__(
-            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
-        )
-        if ridge is not None and not ridge > 0:
-            raise ValueError(f"ridge must be above 0, or None to choose it on base data, not {ridge}")
+        super().__init__(**common)
         self.expansion, self.ridge, self.l2_input, self.scaled = expansion, ridge, l2_input, scaled
-        self.layer = Expansion(self.feature_dim, expansion, init="normal", draw=generator(seed, "ranpac"))
+        self.layer = Expansion(self.feature_dim, expansion, init="normal", draw=generator(self.seed, "ranpac"))
         if scaled:
             self.layer.matrix /= math.sqrt(self.feature_dim)
         self.stats = RidgeStats(self.layer.width)

@@ -21,16 +21,17 @@ Differences from the reference code (RaptorMai/online-continual-learning, agents
 * The review trick of SCR's own paper is left out: the NO-CL paper keeps the code's defaults, where it is off.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nocl.learner import Common
 from nocl.losses import supcon
 from nocl.methods._replay import CHECK_PARAMS, ReplayLearner
+from nocl.plumbing.parameters import Count, NonNegative, Positive
 from nocl.plumbing.seeding import scoped
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Contrastive, Recipe, Trained
@@ -45,7 +46,25 @@ _NO_EXEMPLAR = -2.0  # below every cosine
 
 
 class SCR(ReplayLearner):
-    """Supervised contrastive replay."""
+    """Supervised contrastive replay.
+
+    Parameters
+    ----------
+    memory_size
+        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
+    lr
+        Learning rate, 0 or more; 0.1 in the paper.
+    replay_batch
+        Images of the memory beside each batch, 1 or more; 100 in the paper.
+    mem_iters
+        Steps for each batch, 1 or more, each with other images of the memory; 1 in the paper.
+    tau
+        Temperature of the contrastive loss, above 0; 0.1 in the NO-CL paper.
+    freeze_backbone
+        Keep the network as the base session left it and train the heads alone (preset ``ft``).
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     base_recipe = Recipe(objective="sc")
     presets: ClassVar[dict[str, dict[str, JSON]]] = {"ft": {"freeze_backbone": True}}
@@ -54,31 +73,20 @@ class SCR(ReplayLearner):
     def __init__(
         self,
         *,
-        memory_size: int = 1000,
-        lr: float = 0.1,
-        replay_batch: int = 100,
-        mem_iters: int = 1,
-        tau: float = 0.1,
+        memory_size: Count = 1000,
+        lr: NonNegative = 0.1,
+        replay_batch: Count = 100,
+        mem_iters: Count = 1,
+        tau: Positive = 0.1,
         freeze_backbone: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, backbone=backbone, weights=weights,
-            recipe=recipe, image_size=image_size, seed=seed,
-        )  # fmt: skip
-        if min(replay_batch, mem_iters) < 1 or not tau > 0:
-            raise ValueError(
-                f"need replay_batch and mem_iters >= 1 and tau > 0, not {replay_batch}, {mem_iters}, {tau}"
-            )
+        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
         self.replay_batch, self.mem_iters, self.tau = replay_batch, mem_iters, tau
         if "head" not in self.recipe:
             self.full_recipe = replace(self.full_recipe, head=(self.feature_dim, _EMBEDDING))
         hidden, out = self.full_recipe.head
-        with scoped(seed):
+        with scoped(self.seed):
             self.head = nn.Sequential(nn.Linear(self.feature_dim, hidden), nn.ReLU(), nn.Linear(hidden, out))
         self._means: Cached[Tensor] = Cached()
 

@@ -22,20 +22,35 @@ where the code takes a float32 pseudo-inverse. Classes never seen cannot be pred
 0 and may win. Without a base session Sigma starts empty, as in the code. ``power`` other than 1 transforms
 features by Tukey's ladder first."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor
 
-from nocl.learner import FrozenLearner, Learner
-from nocl.plumbing.types import JSON
+from nocl.learner import FrozenCommon, FrozenLearner, Learner
+from nocl.plumbing.parameters import Range
 from nocl.stats.class_stats import ClassStats, tukey
 from nocl.stats.linalg import Cached, oas, solve
 
 
 class SLDA(FrozenLearner):
-    """Streaming linear discriminant analysis."""
+    """Streaming linear discriminant analysis.
+
+    Parameters
+    ----------
+    covariance
+        ``plastic``: novel data changes the shared covariance; ``fixed``: it stays as the base session left it.
+    update
+        ``exact``: the pooled covariance within classes; ``official``: the authors' update, sample by sample.
+    shrinkage
+        Weight of the identity beside the covariance, above 0 to 1; 1e-4 in the paper.
+    power
+        Power of the Tukey transform, from 0 to 2 (0: the logarithm); 1, the paper's, changes nothing.
+    **common
+        ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
+        :class:`~nocl.learner.FrozenLearner`.
+    """
 
     depends_on_batching: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
@@ -48,24 +63,11 @@ class SLDA(FrozenLearner):
         *,
         covariance: Literal["plastic", "fixed"] = "plastic",
         update: Literal["exact", "official"] = "exact",
-        shrinkage: float = 1e-4,
-        power: float = 1.0,
-        stages: Sequence[int] | None = None,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        shrinkage: Annotated[float, Range(0, 1, above=True)] = 1e-4,
+        power: Annotated[float, Range(0, 2)] = 1.0,
+        **common: Unpack[FrozenCommon],
     ) -> None:
-        super().__init__(
-            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
-        )
-        if covariance not in ("plastic", "fixed"):
-            raise ValueError(f"covariance must be plastic or fixed, not {covariance!r}")
-        if update not in ("exact", "official"):
-            raise ValueError(f"update must be exact or official, not {update!r}")
-        if not 0 < shrinkage <= 1:
-            raise ValueError(f"shrinkage must be above 0 and at most 1, not {shrinkage}")
+        super().__init__(**common)
         self.covariance, self.update, self.shrinkage, self.power = covariance, update, shrinkage, power
         self.stats = ClassStats(self.feature_dim, "shared")
         self.register_buffer("samples_", torch.zeros((), dtype=torch.int64))

@@ -26,22 +26,48 @@ Differences from the public codes (zhukaii/SSRE, whose base training is not publ
 * The code's threshold on w is not used by it either.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterable
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nocl.learner import Common
 from nocl.losses import weighted_learning
 from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner
 from nocl.nets.adapters import Adapters, fold_batchnorm
+from nocl.plumbing.parameters import NonNegative, Positive
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Recipe, Trained
 
 
 class SSRE(DistillingLearner):
-    """Branches beside convolutions that are folded in after each session, and learning weighed against keeping."""
+    """Branches beside convolutions that are folded in after each session, and learning weighed against keeping.
+
+    Parameters
+    ----------
+    lr
+        Learning rate of Adam, above 0; 0.001 in the code.
+    weight_decay
+        Weight decay of Adam, 0 or more; 5e-4 in the code.
+    tau
+        Temperature of every cross-entropy, above 0; 0.1 in the code.
+    weight_kd
+        Weight of the term that keeps features, 0 or more; 1 in the code.
+    weight_proto
+        Weight of the old classes' means, 0 or more; 10 in the code.
+    kd_reduction
+        ``sum`` over the batch as in the code, or ``mean``.
+    fold_batchnorm
+        Fold batch normalisation into the convolutions after the base session, as the authors do.
+    augment
+        Augmentation of new images, by name: see :class:`nocl.pretrain.augment.Augment`.
+    answer
+        ``linear``: the head answers; ``mean``: the nearest class mean.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     base_recipe = Recipe(
         objective="nocl.methods._distilling:SharpCrossEntropy",
@@ -57,27 +83,27 @@ class SSRE(DistillingLearner):
     def __init__(
         self,
         *,
-        lr: float = 0.001,
-        weight_decay: float = 5e-4,
-        tau: float = 0.1,
-        weight_kd: float = 1.0,
-        weight_proto: float = 10.0,
+        lr: Positive = 0.001,
+        weight_decay: NonNegative = 5e-4,
+        tau: Positive = 0.1,
+        weight_kd: NonNegative = 1.0,
+        weight_proto: NonNegative = 10.0,
         kd_reduction: Literal["sum", "mean"] = "sum",
         fold_batchnorm: bool = False,
         augment: str = "bright_crop_flip",
         answer: Literal["linear", "mean"] = "linear",
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            lr=lr, weight_decay=weight_decay, tau=tau, weight_kd=weight_kd, weight_proto=weight_proto, augment=augment,
-            answer=answer, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed,
-        )  # fmt: skip
-        if kd_reduction not in ("sum", "mean"):
-            raise ValueError(f"kd_reduction must be sum or mean, not {kd_reduction!r}")
+            lr=lr,
+            weight_decay=weight_decay,
+            tau=tau,
+            weight_kd=weight_kd,
+            weight_proto=weight_proto,
+            augment=augment,
+            answer=answer,
+            **common,
+        )
         self.kd_reduction, self.fold_batchnorm = kd_reduction, fold_batchnorm
         self.adapters = Adapters(self.network)
         self.adam.follow(self.learning_parameters())

@@ -1,11 +1,11 @@
 """The arena's table: methods on identical features, best first, under the joint linear probe."""
 
-import inspect
 import json
 from collections.abc import Sequence
 
 from nocl.methods import METHODS
 from nocl.metrics import hm
+from nocl.plumbing.parameters import parameters_of
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 from nocl.report.summary import Summary, summarise
@@ -77,7 +77,7 @@ def _label(row: Summary) -> str:
     """The row's own label, or the method with what was chosen for it."""
     if row.label != row.first.method:
         return row.label
-    usual = inspect.signature(by_name(row.first.method, METHODS, "method")).parameters
+    usual = parameters_of(by_name(row.first.method, METHODS, "method"))
     chosen = [
         f"{name}={value}"
         for name, value in row.first.params.items()

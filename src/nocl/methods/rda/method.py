@@ -42,22 +42,22 @@ together; the log-determinant and the class priors are left out by default, beca
 the network, have smaller covariances than test images of theirs deserve.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from nocl.learner import FrozenLearner, Learner, UnsupportedError
+from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses
 from nocl.methods.rda.shortlist import Shortlist
 from nocl.nets import StoredFeatures
+from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive, Range
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Recipe
 from nocl.stats import linalg
 from nocl.stats.class_stats import ClassStats, check_features, shrink_covariances, tukey
 
-STORAGES = ("full", "lowrank", "shared", "mean")
 _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
 _FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
@@ -78,7 +78,33 @@ PRESETS: dict[str, dict[str, JSON]] = {
 
 
 class RDA(FrozenLearner):
-    """Regularised discriminant analysis, exact in one pass."""
+    """Regularised discriminant analysis, exact in one pass.
+
+    Parameters
+    ----------
+    stages
+        The stages of the network whose pooled outputs make the feature. None: the last one; ``"auto"``: the last three.
+    power
+        Power of the Tukey transform, from 0 to 2 (0: the logarithm); 1 changes nothing.
+    prior
+        Weight of the shared covariance against a class's own, above 0, in images for each feature value.
+    ridge
+        Added to every variance, 0 or more, as a share of the mean variance.
+    log_determinant
+        Take the log-determinant of the covariance into the score.
+    unbiased
+        Take the noise of a class mean out of the distance.
+    storage
+        What is kept of each class beside count and mean: ``full``, ``lowrank``, ``shared`` or ``mean`` (see above).
+    rank
+        Directions that ``lowrank`` keeps of a class, 0 or more (0: the shared covariance).
+    shortlist
+        Classes that get their exact score, 1 or more; None: all.
+    flip
+        Score each image and its mirror image, and add up.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     depends_on_batching: ClassVar[bool] = False
     depths: ClassVar[int] = 3
@@ -92,27 +118,20 @@ class RDA(FrozenLearner):
         self,
         *,
         stages: Sequence[int] | Literal["auto"] | None = "auto",
-        power: float = 0.5,
-        prior: float = 3.0,
-        ridge: float = 0.001,
+        power: Annotated[float, Range(0, 2)] = 0.5,
+        prior: Positive = 3.0,
+        ridge: NonNegative = 0.001,
         log_determinant: bool = False,
         unbiased: bool = True,
         storage: Literal["full", "lowrank", "shared", "mean"] = "full",
-        rank: int = 24,
-        shortlist: int | None = 32,
+        rank: Natural = 24,
+        shortlist: Count | None = 32,
         flip: bool = False,
-        backbone: str = "reduced_resnet18",
-        weights: str | None = None,
-        recipe: Mapping[str, JSON] | None = None,
-        image_size: int = 32,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            stages=stages, backbone=backbone, weights=weights, recipe=recipe, image_size=image_size, seed=seed
-        )
-        _check(prior, ridge, storage, shortlist)
+        super().__init__(stages=stages, **common)
         if flip and isinstance(self.network, StoredFeatures):
-            raise ValueError(f"flip needs images to mirror and cannot be had with {backbone}; set flip=False")
+            raise ValueError(f"flip needs images to mirror and cannot be had with {self.backbone}; set flip=False")
         self.power, self.prior, self.ridge, self.log_determinant = power, prior, ridge, log_determinant
         self.unbiased = unbiased
         self.storage, self.rank, self.shortlist, self.flip = storage, rank, shortlist, flip
@@ -376,14 +395,3 @@ class _Rule:
         """Scores under the shared covariance [B, K]."""
         u = self.coordinates(z)
         return self.noise - (self.seen.square().sum(1) - 2 * u @ self.seen.T + u.square().sum(1, keepdim=True))
-
-
-def _check(prior: float, ridge: float, storage: str, shortlist: int | None) -> None:
-    if not prior > 0:
-        raise ValueError(f"prior must be above 0 (images per feature value), not {prior}")
-    if not ridge >= 0:
-        raise ValueError(f"ridge must be 0 or more, not {ridge}")
-    if storage not in STORAGES:
-        raise ValueError(f"storage must be one of {', '.join(STORAGES)}, not {storage!r}")
-    if shortlist is not None and shortlist < 1:
-        raise ValueError(f"shortlist must be 1 or more, or None for all classes, not {shortlist}")
