@@ -373,9 +373,7 @@ class FrozenLearner(Learner):
     depends_on_batching: ClassVar[bool] = True
     depths: ClassVar[int] = 1  # how many stages of the network the method wishes for
 
-    def __init__(
-        self, *, stages: Sequence[int] | Literal["auto"] | None = None, **common: Unpack[Common]
-    ) -> None:
+    def __init__(self, *, stages: Sequence[int] | Literal["auto"] | None = None, **common: Unpack[Common]) -> None:
         super().__init__(**common)
         wanted = self.network.last_stages(self.depths) if stages == "auto" else stages
         self.stages = None if wanted is None else tuple(int(stage) for stage in wanted)
