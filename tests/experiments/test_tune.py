@@ -98,7 +98,10 @@ def test_spaces_are_read_and_wrong_ones_refused() -> None:
     with pytest.raises(ValueError, match="no search space is kept for gdumb"):
         spaces_of("gdumb")
     for method in SPACES:
-        Job(method, {space.name: 1 for space in spaces_of(method)})  # every name is a parameter of the method
+        for space in spaces_of(method):  # both ends are values that the method takes
+            kind = int if space.whole else float
+            for value in space.choices or (kind(space.low), kind(space.high)):
+                Job(method, {space.name: value})
 
 
 def test_run_takes_the_preset_file(tmp_path: Path) -> None:
