@@ -1,12 +1,17 @@
 """Metrics against numbers worked out by hand, the paper's own cells, and what must hold for any run."""
 
 import copy
+from collections.abc import Collection, Iterator
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from nocl import metrics
+from nocl.plumbing.types import Batch
 
 SIZES = (6, 2, 2)
 MATRIX = [
@@ -184,3 +189,72 @@ def test_forgetting_ignores_how_well_the_last_session_was_learned(values: list[f
     before = metrics.forgetting(matrix, [1] * count)
     matrix[-1][-1] = fresh
     assert metrics.forgetting(matrix, [1] * count) == before
+
+
+def test_a_session_that_brings_no_class_counts_nowhere() -> None:
+    sizes = (3, 0, 1)
+    assert metrics.scores([0.5, None, 0.9], sizes) == metrics.Scores(0.6, 0.5, 0.9, metrics.hm(0.5, 0.9))
+    matrix = [[0.8, None, None], [0.7, None, None], [0.5, None, 0.9]]
+    assert metrics.forgetting(matrix, sizes) == pytest.approx(0.3)
+    assert metrics.average(matrix, sizes) == pytest.approx((0.8 + 0.7 + 0.6) / 3)
+
+
+def test_without_a_base_session_there_is_no_base_accuracy() -> None:
+    sizes = (0, 2, 2)
+    matrix = [[None] * 3, [None, 0.5, None], [None, 0.25, 0.75]]
+    assert metrics.curve(matrix, sizes) == ((None,) * 4, (0.5, None, 0.5, None), (0.5, None, 0.5, None))
+    assert metrics.average(matrix, sizes) == 0.5
+    assert metrics.forgetting(matrix, sizes) == 0.25
+
+
+def test_class_forgetting_by_hand() -> None:
+    rows = [(0.5, None, None), (0.75, 0.5, None), (0.25, 0.75, 1.0)]
+    assert metrics.class_forgetting(rows) == pytest.approx((0.5 - 0.25) / 2)  # the last class has no earlier test
+    assert metrics.class_forgetting(rows[:1]) is None
+
+
+class Knows:
+    """Answers rightly for the labels it knows, else with -1; images hold their label."""
+
+    def __init__(self, *labels: int) -> None:
+        self.labels = torch.tensor(labels)
+
+    def predict(self, x: Tensor) -> Tensor:
+        return torch.where(torch.isin(x, self.labels), x, -1)
+
+
+class Labels:
+    """Two test images of each label, which are their labels."""
+
+    def __init__(self, labels: Collection[int]) -> None:
+        self.y = torch.tensor(sorted(labels)).repeat_interleave(2)
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        for y in self.y.split(batch_size):
+            yield Batch(y, y)
+
+
+def test_exam_tests_on_the_classes_met_whenever_it_is_time() -> None:
+    session = SimpleNamespace(n_images=7)
+    stream = SimpleNamespace(blocks=[(0,), (1, 2), (3,)], sessions=[session, session], test_images=Labels)
+    exam = metrics.Exam(Knows(0, 2), stream, 1, None, every=3, batch_size=4)
+    for labels in ([1, 1], [2, 1], [2, 2, 2]):  # 2, 4, 7 images
+        exam.after(torch.tensor(labels))
+    assert exam.found is not None
+    assert exam.found.images == (4, 7)
+    assert exam.found.accuracy == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert exam.found.class_accuracy == ((1.0, 0.0, 1.0, None),) * 2
+    second = metrics.Exam(Knows(0, 1, 2), stream, 2, exam.found, every=3, batch_size=4)
+    second.after(torch.tensor([3]))  # the eighth image: not yet time
+    second.after(torch.tensor([3]))
+    assert second.found is not None
+    assert second.found.images == (4, 7, 9)
+    assert second.found.accuracy[2] == 0.75
+    assert second.found.area == pytest.approx((2 / 3 + 2 / 3 + 0.75) / 3)
+    assert second.seconds > 0
+
+
+def test_exam_that_is_never_due_finds_nothing() -> None:
+    exam = metrics.Exam(Knows(0), SimpleNamespace(blocks=[(0,)], sessions=[]), 1, None, every=0, batch_size=4)
+    exam.after(torch.tensor([0, 0]))
+    assert exam.found is None

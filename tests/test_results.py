@@ -3,14 +3,13 @@
 import copy
 import dataclasses
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nocl import results
-from nocl.results import FORMAT, InvalidResultError, RunResult, environment, peak_memory
+from nocl.results import FORMAT, InvalidResultError, RunResult, environment
 
 
 def counts(*values: int) -> dict[str, int]:
@@ -65,7 +64,7 @@ def test_json_round_trip_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_every_field_is_written_with_its_version() -> None:
-    assert set(small().to_json()) == {field.name for field in dataclasses.fields(RunResult)}
+    assert {*small().to_json(), "anytime"} == {field.name for field in dataclasses.fields(RunResult)}
     assert small().to_json()["format"] == FORMAT
 
 
@@ -97,7 +96,7 @@ def test_unfinished_run_has_fewer_rows_than_sessions() -> None:
         small(**part, test_seconds=(0.1,))
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RunResult)])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RunResult) if field.name != "anytime"])
 def test_missing_field_is_named(name: str) -> None:
     document = small().to_json()
     del document[name]
@@ -143,7 +142,7 @@ def test_unknown_field_is_refused() -> None:
         ({"accuracy": ()}, "accuracy: 0 rows"),
         ({"accuracy": ((float("nan"), None, None),)}, r"accuracy\[0\]\[0\].*nan"),
         ({"session_classes": ((4, 0, 2), (1,), (4,))}, "session_classes: a class appears twice"),
-        ({"session_classes": ((4, 0, 2), (1,), ())}, "session_classes.*at least one class"),
+        ({"session_classes": ((), (), ())}, "session_classes.*at least one class"),
         ({"session_classes": ((4, 0, 2), (1,), (True,))}, r"session_classes\[2\]\[0\].*whole number"),
         ({"seconds": (1.0, 2.0)}, "seconds: 2 entries"),
         ({"seconds": (1.0, 2.0, float("inf"))}, r"seconds\[2\]"),
@@ -204,44 +203,65 @@ def test_environment_is_json_and_fits_a_result() -> None:
     assert found["device"] == "cpu"
 
 
-def test_commit_is_that_of_the_checkout() -> None:
-    folder = Path(results.__file__).parent
-    done = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True)
-    tracked = subprocess.run(
-        ["git", "-C", folder, "ls-files", "--error-unmatch", results.__file__], capture_output=True
-    )
-    expected = done.stdout.strip() if done.returncode == 0 and tracked.returncode == 0 else None
-    assert environment()["commit"] == expected
+ANYTIME = {
+    "every": 5,
+    "images": [5, 10],
+    "accuracy": [0.5, 0.25],
+    "class_accuracy": [[1.0, 0.8, 0.6, 0.6, None], [0.9, 0.9, 0.5, 0.6, 0.7]],
+}
 
 
-@pytest.mark.parametrize("variable", ["GIT_DIR", "PATH"])
-def test_environment_never_fails_for_want_of_git(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = environment()["commit"]
-    monkeypatch.setenv(variable, "/nowhere")
-    assert environment()["commit"] == (commit if variable == "GIT_DIR" else None)
+def test_anytime_numbers_by_hand() -> None:
+    result = small(anytime=ANYTIME)
+    assert result.a_auc == 0.375
+    assert result.a_last == (15 + 13) / 50
+    assert result.a_avg == pytest.approx(((21 + 6) / 40 + 28 / 50) / 2)
+    assert result.worst_class == 0.4
+    assert result.class_forgetting == pytest.approx(((1.0 - 0.5) + (0.9 - 0.5) + (0.6 - 0.5) + 0.2 + (0.7 - 0.9)) / 5)
+    assert small().a_auc is None
+    assert small().class_forgetting == pytest.approx((0.5 + 0.3 + 0.1 + 0.2) / 4)
 
 
-def test_no_commit_when_the_package_only_lies_inside_some_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(*arguments: str) -> None:
-        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True)
-
-    copied = tmp_path / "site-packages" / "results.py"
-    copied.parent.mkdir()
-    copied.write_text("")
-    monkeypatch.setattr(results, "__file__", str(copied))
-    git("init", "-q")
-    git("commit", "-q", "--allow-empty", "-m", "Start")
-    assert (environment()["commit"], environment()["dirty"]) == (None, None)
-    git("add", ".")
-    git("commit", "-q", "-m", "Add")
-    assert environment()["commit"] is not None
-    assert environment()["dirty"] is False
-    copied.write_text("changed")
-    assert environment()["dirty"] is True
+def test_anytime_survives_json_and_results_without_it_stay_as_they_were(tmp_path: Path) -> None:
+    result = small(anytime=ANYTIME)
+    result.save(tmp_path / "r.json")
+    assert RunResult.load(tmp_path / "r.json") == result
+    assert "anytime" not in small().to_json()  # as before there were such tests
+    assert RunResult.from_json(small().to_json()) == small()
 
 
-def test_peak_memory_is_plausible() -> None:
-    peak = peak_memory()
-    assert peak is None or 10_000_000 < peak < 2**40
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"images": [5]}, "one entry per test"),
+        ({"images": [10, 5]}, "must rise"),
+        ({"every": 0}, "1 or more"),
+        ({"accuracy": [0.5, None]}, "needs an accuracy"),
+        ({"accuracy": [0.5, 1.5]}, r"anytime.accuracy\[1\]"),
+        ({"class_accuracy": [[0.5], [0.5]]}, "each of 5 classes"),
+        ({"more": 1}, "exactly every"),
+    ],
+)
+def test_anytime_that_contradicts_itself_is_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidResultError, match=reason):
+        small(anytime={**ANYTIME, **change})
+
+
+def test_sessions_may_bring_no_class_and_the_base_may_be_missing() -> None:
+    result = small(
+        session_classes=((), (4, 0, 2), (), (1, 3)),
+        accuracy=((None,) * 4, (None, 0.8, None, None), (None, 0.7, None, None), (None, 0.5, None, 0.65)),
+        class_accuracy=(
+            (None,) * 5, (1.0, 0.8, 0.6, None, None), (0.9, 0.7, 0.5, None, None), (0.5, 0.5, 0.5, 0.4, 0.9)
+        ),
+        confusion=(counts(0, 0, 0, 0, 0, 0), *[counts(0, 0, 0, 20, 0, 10)] * 3),
+        seconds=(0.0, 1.0, 1.0, 1.0),
+        test_seconds=(0.0, 0.1, 0.1, 0.1),
+    )  # fmt: skip
+    assert result.acc == result.novel_acc == pytest.approx((3 * 0.5 + 2 * 0.65) / 5)
+    assert result.base_acc is None
+    assert result.hm is None
+    assert result.average == pytest.approx((0.8 + 0.7 + 0.56) / 3)
+    assert result.forgetting == pytest.approx(0.3)
+    with pytest.raises(InvalidResultError, match="without new classes"):
+        small(accuracy=((0.8, None, None), (0.7, None, None), (0.5, 0.4, 0.9)))

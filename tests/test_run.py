@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,13 @@ import torch
 
 from nocl.checks import QUICK
 from nocl.experiments.job import Job
-from nocl.learner import Learner
+from nocl.learner import Learner, UnsupportedError
 from nocl.methods import make
 from nocl.plumbing.types import Batch
 from nocl.pretrain import WrongBaseError
 from nocl.results import RunResult
 from nocl.run import RESULT, STATE, ResumeError, run
-from nocl.streams import Stream
+from nocl.streams import Stream, arrange
 from tests.test_streams import class_incremental, small
 
 TIMES = ("seconds", "test_seconds", "peak_memory", "environment")
@@ -168,3 +169,79 @@ def test_every_batch_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counted, "observe", lambda x, y: (seen.append(Batch(x, y)), observe(x, y)))
     run(counted, stream())
     assert sum(len(y) for _, y in seen) == 4 * 6
+
+
+BLURRED = "si_blurry:base=60,sessions=3,blur=0.5"
+
+
+def blurred(seed: int = 0) -> Stream:
+    return arrange(small(10, per_class=8), BLURRED, batch_size=3, base_batch_size=12, seed=seed)
+
+
+def test_tests_in_the_middle_of_sessions_change_nothing_learned() -> None:
+    plain, tested = learner(), learner()
+    without, result = run(plain, blurred()), run(tested, blurred(), test_every=8)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, tested.state_dict()[name]), name
+    assert {**measured(result), "anytime": None} == {**measured(without), "anytime": None}
+    assert result.anytime is not None
+    assert without.anytime is None
+    ends = list(accumulate(len(y) for session in blurred() for _, y in session))
+    assert list(result.anytime.images) == [min(end for end in ends if end >= n) for n in (8, 16, 24, 32)]
+    assert sum(result.test_seconds) > 0
+
+
+def test_interrupted_run_with_tests_in_the_middle_ends_with_the_same_result(tmp_path: Path) -> None:
+    whole = run(learner(), blurred(), test_every=4)
+
+    def die(result: RunResult) -> None:
+        if len(result.accuracy) == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(learner(), blurred(), folder=tmp_path, on_session=die, test_every=4)
+    with pytest.raises(ResumeError, match="tested every 4 images, not 8"):
+        run(learner(), blurred(), folder=tmp_path, test_every=8)
+    assert measured(run(learner(), blurred(), folder=tmp_path, test_every=4)) == measured(whole)
+
+
+def test_killed_in_the_middle_of_a_session_the_session_begins_again(tmp_path: Path) -> None:
+    whole = run(learner(), blurred(), test_every=4)
+    broken = learner()
+    observe, calls = broken.observe, []
+
+    def sometimes(x: torch.Tensor, y: torch.Tensor) -> None:
+        calls.append(1)
+        if len(calls) == 7:
+            raise Killed
+        observe(x, y)
+
+    broken.observe = sometimes  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        run(broken, blurred(), folder=tmp_path, test_every=4)
+    assert measured(run(learner(), blurred(), folder=tmp_path, test_every=4)) == measured(whole)
+
+
+def test_blurred_sessions_are_tested_on_the_classes_met() -> None:
+    stream = blurred(1)
+    result = run(learner("ncm"), stream)
+    assert sorted(label for block in result.session_classes for label in block) == list(range(10))
+    for t, row in enumerate(result.class_accuracy):
+        met = sum(len(block) for block in stream.blocks[: t + 1])
+        assert sum(value is not None for value in row) == met
+        assert sum(result.confusion[t].values()) == 2 * met  # two test images a class
+
+
+def test_without_a_base_session_a_network_must_be_given(tmp_path: Path) -> None:
+    data = small(10, per_class=6)
+    with pytest.raises(UnsupportedError, match="give the weights"):
+        run(learner("ncm"), arrange(data, "disjoint:base=0"))
+    run(learner("ncm"), class_incremental(data, partition="60+20x2"), cache=tmp_path)
+    (weights,) = tmp_path.iterdir()
+    with pytest.raises(WrongBaseError, match="brings later"):  # it has seen classes of this very stream
+        run(learner("ncm", weights=str(weights)), arrange(data, "disjoint:base=0"))
+
+
+def test_a_stream_without_sessions_is_refused_by_a_method_that_needs_them() -> None:
+    with pytest.raises(UnsupportedError, match="never says"):
+        run(learner("pass"), arrange(small(10), "shuffled"))

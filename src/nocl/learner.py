@@ -20,7 +20,7 @@ from nocl.plumbing.parameters import Count, check_values, parameters_of
 from nocl.plumbing.progress import track
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, BaseSession, Batch
-from nocl.pretrain import Recipe, Trained, train_base
+from nocl.pretrain import Recipe, Trained, load_weights, train_base
 from nocl.stats.class_stats import ClassStats
 
 
@@ -70,6 +70,7 @@ class Learner(nn.Module):
 
     stores_exemplars: ClassVar[bool] = False
     uses_boundaries: ClassVar[bool] = False
+    needs_base: ClassVar[str] = ""  # why the method cannot begin without a base session, if it cannot
     base_recipe: ClassVar[Recipe] = Recipe()
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
@@ -124,6 +125,12 @@ class Learner(nn.Module):
     def end_session(self) -> None:
         """A session is over; gets no data. May be called twice."""
 
+    def without_boundaries(self) -> str:
+        """Why a stream that never says that a session ends is refused, and what to do; if ``uses_boundaries``."""
+        return (
+            f"{type(self).__name__} learns when a session ends, and this stream never says so: choose one with sessions"
+        )
+
     # --- the base session -------------------------------------------------------------------------------------
 
     def fit_base(self, base: Iterable[Batch], *, workdir: Path | None = None) -> Self:
@@ -131,6 +138,20 @@ class Learner(nn.Module):
         self.meet(base.classes if isinstance(base, BaseSession) else _labels_of(base))
         self.n_base_.fill_(len(self.classes_))
         self.after_base(self.train_network(base, workdir), base)
+        self.eval()
+        return self
+
+    def skip_base(self) -> Self:
+        """Begin without a base session, on a network that was trained elsewhere; nothing is learned yet."""
+        if self.needs_base:
+            raise UnsupportedError(f"{type(self).__name__} needs a base session: {self.needs_base}")
+        if self.weights is not None:
+            self.base_ = load_weights(self.network, Path(self.weights), allowed=set())
+        elif next(self.network.parameters(), None) is not None:
+            raise UnsupportedError(
+                "this stream has no base session to train a network in: give the weights of one that was trained on "
+                "other data (--backbone-from FILE), or choose a stream with base classes"
+            )
         self.eval()
         return self
 

@@ -1,12 +1,14 @@
 """What a run is worth: one test of a learner, and pure functions of the accuracy matrix. See docs/metrics.md.
 
-A *row* holds, after some session, the class-mean accuracy on the base session's test set and on that of each
-later session; the sessions not yet seen are ``None``, and no function reads them as 0. A *matrix* is
-one row per session, the base first; *sizes* are the numbers of classes of all sessions. Nothing is edited.
+A *row* holds, after some session, the class-mean accuracy on the test images of the classes that the base session
+brought and of those that each later session brought first; what is not yet seen is ``None``, and no function reads it
+as 0. A *matrix* is one row per session, the base first; *sizes* are the numbers of classes that sessions brought: 0
+where a session brought none, as the base does where there is no base session. Nothing is edited.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -20,10 +22,10 @@ Weighting = Literal["class", "session"]
 
 
 class Scores(NamedTuple):
-    """The four numbers after one session; ``novel`` and ``hm`` are None before the first novel class."""
+    """The four numbers after one session; None where there is no class of that kind yet."""
 
-    acc: float
-    base: float
+    acc: float | None
+    base: float | None
     novel: float | None
     hm: float | None
 
@@ -34,8 +36,11 @@ def scores(row: Row, sizes: Sequence[int]) -> Scores:
     >>> scores((0.5, 0.5, None), (60, 20, 20))
     Scores(acc=0.5, base=0.5, novel=0.5, hm=0.5)
     """
-    a, n = base(row), novel(row, sizes)
-    return Scores(acc(row, sizes), a, n, None if n is None else hm(a, n))
+    if not any(sizes[: len(row)]) or (sizes[0] == 0 and all(value is None for value in row)):
+        return Scores(None, None, None, None)  # no base session, and nothing learned yet
+    a = base(row) if sizes[0] else None
+    n = novel(row, sizes)
+    return Scores(acc(row, sizes), a, n, None if a is None or n is None else hm(a, n))
 
 
 def curve(matrix: Matrix, sizes: Sequence[int]) -> tuple[Scores, ...]:
@@ -58,7 +63,7 @@ def acc(row: Row, sizes: Sequence[int], weighting: Weighting = "class") -> float
     >>> acc((0.75, 0.25, None), (6, 2, 2)), acc((0.75, 0.25, None), (6, 2, 2), "session")
     (0.625, 0.5)
     """
-    return _mean(_seen(row, sizes), weighting)
+    return _mean(list(_seen(row, sizes).values()), weighting)
 
 
 def base(row: Row) -> float:
@@ -70,7 +75,7 @@ def base(row: Row) -> float:
 
 def novel(row: Row, sizes: Sequence[int]) -> float | None:
     """Mean accuracy of all classes learned after the base session; None if there are none yet."""
-    seen = _seen(row, sizes)[1:]
+    seen = [cell for session, cell in _seen(row, sizes).items() if session > 0]
     return _mean(seen, "class") if seen else None
 
 
@@ -89,9 +94,10 @@ def hm(a: float, b: float) -> float:
 
 def average(matrix: Matrix, sizes: Sequence[int], weighting: Weighting = "class") -> float:
     """Mean over the sessions, base included, of the accuracy after each of them."""
-    if not matrix:
+    rows = [row for row in matrix if any(value is not None for value in row)]
+    if not rows:
         raise ValueError("the accuracy matrix has no rows; learn and test at least the base session")
-    return sum(acc(row, sizes, weighting) for row in matrix) / len(matrix)
+    return sum(acc(row, sizes, weighting) for row in rows) / len(rows)
 
 
 def forgetting(matrix: Matrix, sizes: Sequence[int], weighting: Weighting = "class") -> float | None:
@@ -103,15 +109,33 @@ def forgetting(matrix: Matrix, sizes: Sequence[int], weighting: Weighting = "cla
     >>> forgetting([[0.75, None], [0.5, 0.9]], (6, 4))
     0.25
     """
-    if len(matrix) < 2:
+    rows = [_seen(row, sizes) for row in matrix if any(value is not None for value in row)]
+    if len(rows) < 2:
         return None
-    earlier = [_seen(row, sizes) for row in matrix[:-1]]
-    now = _seen(matrix[-1], sizes)
+    *earlier, now = rows
     drops = []
-    for session in range(len(earlier[-1])):
-        best = max(row[session][0] for row in earlier if session < len(row))
+    for session in earlier[-1]:
+        best = max(row[session][0] for row in earlier if session in row)
         drops.append((best - now[session][0], sizes[session]))
     return _mean(drops, weighting)
+
+
+def class_forgetting(rows: Matrix) -> float | None:
+    """Mean drop of each class from its best accuracy in earlier rows to the last; ``rows`` are of classes, by test.
+
+    A class that only the last row knows is left out; None if there is no other.
+
+    >>> class_forgetting([(0.75, None), (0.5, 0.9), (0.5, 0.5)])
+    0.325
+    """
+    *earlier, now = rows
+    drops = []
+    for column, value in enumerate(now):
+        before = [row[column] for row in earlier]
+        known = [past for past in before if past is not None]
+        if known and value is not None:
+            drops.append(max(known) - value)
+    return sum(drops) / len(drops) if drops else None
 
 
 def session_means(class_row: Row, sizes: Sequence[int]) -> tuple[float | None, ...]:
@@ -129,17 +153,17 @@ def session_means(class_row: Row, sizes: Sequence[int]) -> tuple[float | None, .
         known = [value for value in part if value is not None]
         if known and len(known) < size:
             raise ValueError(f"classes {start} to {start + size - 1} are one session, but only some have an accuracy")
-        means.append(sum(known) / size if known else None)
+        means.append(sum(known) / size if known else None)  # None too where a session brought no class
         start += size
     return tuple(means)
 
 
-def _seen(row: Row, sizes: Sequence[int]) -> list[tuple[float, int]]:
-    """Accuracy and number of classes of each session seen; the unseen may only stand at the end."""
+def _seen(row: Row, sizes: Sequence[int]) -> dict[int, tuple[float, int]]:
+    """Accuracy and number of classes of each session seen, by session; the unseen may only stand at the end."""
     if len(row) > len(sizes):
         raise ValueError(f"a row of {len(row)} sessions, but only {len(sizes)} sizes")
-    seen = [(value, size) for value, size in zip(row, sizes) if value is not None]
-    if not seen or any(value is None for value in row[: len(seen)]):
+    seen = {i: (value, size) for i, (value, size) in enumerate(zip(row, sizes)) if value is not None}
+    if not seen or any(value is None and size for value, size in zip(row[: max(seen)], sizes)):
         raise ValueError(f"sessions are seen in order, base first, but the row is {list(row)}")
     return seen
 
@@ -178,9 +202,7 @@ def assess(
     learner: Predicts, test_sets: Sequence[TestImages], blocks: Sequence[Sequence[int]], batch_size: int = 128
 ) -> Assessment:
     """Test on ``test_sets``, the first of the sessions whose classes are ``blocks``."""
-    pairs = [(y, learner.predict(x)) for images in test_sets for x, y in images.batches(batch_size)]
-    truth, answer = torch.cat([y for y, _ in pairs]), torch.cat([p for _, p in pairs])
-    return answers_row(truth, answer, blocks)
+    return answers_row(*_answers(learner, test_sets, batch_size), blocks)
 
 
 def answers_row(truth: Tensor, answer: Tensor, blocks: Sequence[Sequence[int]]) -> Assessment:
@@ -189,16 +211,98 @@ def answers_row(truth: Tensor, answer: Tensor, blocks: Sequence[Sequence[int]]) 
     >>> answers_row(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), [[0], [1], [2]]).sessions
     (0.5, 1.0, None)
     """
-    right = truth == answer
-    classes: list[float | None] = []
-    for label in (label for block in blocks for label in block):
-        of_class = right[truth == label]
-        classes.append(float(of_class.double().mean()) if len(of_class) else None)
-    base = torch.tensor(list(blocks[0]))
+    classes = class_accuracies(truth, answer, blocks)
+    right, base = truth == answer, torch.tensor(list(blocks[0]))
     from_base, to_base = torch.isin(truth, base), torch.isin(answer, base)
     confusion = {}
     for name, of_kind in (("base", from_base), ("novel", ~from_base)):
         confusion[f"{name}_right"] = int((of_kind & right).sum())
         confusion[f"{name}_as_base"] = int((of_kind & ~right & to_base).sum())
         confusion[f"{name}_as_novel"] = int((of_kind & ~right & ~to_base).sum())
-    return Assessment(session_means(classes, [len(block) for block in blocks]), tuple(classes), confusion)
+    return Assessment(session_means(classes, [len(block) for block in blocks]), classes, confusion)
+
+
+def class_accuracies(truth: Tensor, answer: Tensor, blocks: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
+    """The share of each class's images named rightly, in the order of the blocks; None where there are none."""
+    classes: list[float | None] = []
+    for label in (label for block in blocks for label in block):
+        of_class = answer[truth == label] == label
+        classes.append(float(of_class.double().mean()) if len(of_class) else None)
+    return tuple(classes)
+
+
+def _answers(learner: Predicts, test_sets: Sequence[TestImages], batch_size: int) -> tuple[Tensor, Tensor]:
+    """Labels [N] of the test images and what the learner says [N]."""
+    none = torch.zeros(0, dtype=torch.int64)
+    pairs = [(y, learner.predict(x)) for images in test_sets for x, y in images.batches(batch_size)]
+    return torch.cat([none, *[y for y, _ in pairs]]), torch.cat([none, *[p for _, p in pairs]])
+
+
+# --- tests while learning -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Anytime:
+    """What tests in the middle of sessions found: an answer may be wanted at any time. Images count from the base."""
+
+    every: int  # images between two tests
+    images: tuple[int, ...] = ()  # handed over before each test
+    accuracy: tuple[float, ...] = ()  # over the test images of the classes met by then
+    class_accuracy: tuple[tuple[float | None, ...], ...] = ()  # [test][class, in the order of the blocks]
+
+    @property
+    def area(self) -> float | None:
+        """A_AUC: the mean of the accuracies; the tests are equally far apart."""
+        return sum(self.accuracy) / len(self.accuracy) if self.accuracy else None
+
+
+class Delivers(Protocol):
+    """A session: what counts of it here is how many images it hands over."""
+
+    @property
+    def n_images(self) -> int: ...
+
+
+class Tested(Protocol):
+    """A stream, as a test needs it: what each session brings first, and test images of any classes."""
+
+    @property
+    def blocks(self) -> Sequence[Sequence[int]]: ...
+
+    @property
+    def sessions(self) -> Sequence[Delivers]: ...
+
+    def test_images(self, labels: Collection[int]) -> TestImages: ...
+
+
+class Exam:
+    """The tests in the middle of one session: after every ``every`` images; 0 is never. Keeps its own time.
+
+    ``before`` are the tests of the sessions before, from which it goes on.
+    """
+
+    def __init__(
+        self, learner: Predicts, stream: Tested, session: int, before: Anytime | None, *, every: int, batch_size: int
+    ) -> None:
+        self._learner, self._stream, self._batch_size = learner, stream, batch_size
+        self._met = {label for block in stream.blocks[:session] for label in block}
+        self._images = sum(done.n_images for done in stream.sessions[: session - 1])
+        self.found, self.seconds = before or (Anytime(every) if every else None), 0.0
+
+    def after(self, y: Tensor) -> None:
+        """Images with the labels ``y`` were handed over: test if it is time."""
+        if self.found is None:
+            return
+        before, self._images = self._images, self._images + len(y)
+        self._met |= set(y.tolist())
+        if before // self.found.every == self._images // self.found.every:
+            return
+        start = perf_counter()
+        truth, answer = _answers(self._learner, [self._stream.test_images(self._met)], self._batch_size)
+        self.found = Anytime(
+            self.found.every,
+            (*self.found.images, self._images),
+            (*self.found.accuracy, float((truth == answer).double().mean())),
+            (*self.found.class_accuracy, class_accuracies(truth, answer, self._stream.blocks)),
+        )
+        self.seconds += perf_counter() - start

@@ -5,20 +5,16 @@ Holds what was measured and what is needed to measure it again. It neither runs 
 
 import json
 import math
-import os
-import platform
-import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from nocl import metrics
-from nocl.metrics import Scores
+from nocl.metrics import Anytime, Scores
 from nocl.plumbing.files import write_json
+from nocl.plumbing.machine import environment, peak_memory
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
 
@@ -41,12 +37,12 @@ class RunResult:
     tags: dict[str, bool]  # stores_exemplars, uses_boundaries
     stream: dict[str, JSON]  # enough to rebuild it: data set, fingerprint, partition, order seed, class order ...
     seed: int
-    session_classes: tuple[tuple[int, ...], ...]  # of all sessions planned, the base first
-    accuracy: tuple[tuple[float | None, ...], ...]  # [after session t][on session s's test set], class mean, 0..1
+    session_classes: tuple[tuple[int, ...], ...]  # what each session planned brings for the first time, the base first
+    accuracy: tuple[tuple[float | None, ...], ...]  # [after session t][on those classes' test images], class mean, 0..1
     class_accuracy: tuple[tuple[float | None, ...], ...]  # [after session t][class, in order of session_classes]
     confusion: tuple[dict[str, int], ...]  # per session, counts of test images by the names in CONFUSION
     seconds: tuple[float, ...]  # base training and statistics first, then learning each session
-    test_seconds: tuple[float, ...]
+    test_seconds: tuple[float, ...]  # tests in the middle of a session included
     peak_memory: int | None  # bytes of resident memory
     state_bytes: dict[str, int]  # network, statistics, exemplars after the last session
     base: dict[str, JSON]  # how the network came to be: recipe, epochs, weights file and hash, cache key
@@ -54,12 +50,14 @@ class RunResult:
     log: dict[str, JSON]  # the method's own curves, {} if it has none
     format: int = FORMAT
     finished: bool  # False while sessions are still to come
+    anytime: Anytime | None = None  # tests in the middle of sessions, if there were any
 
     def __post_init__(self) -> None:
         for name, read in _READERS.items():
             object.__setattr__(self, name, read(getattr(self, name), name))
         _check_shapes(self)
         _check_seen(self)
+        _check_anytime(self)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -79,11 +77,14 @@ class RunResult:
     @property
     def acc(self) -> float:
         """Class-wise accuracy over everything seen, after the last session learned."""
-        return self.last.acc
+        value = self.last.acc
+        if value is None:
+            raise ValueError("there was no base session and no session has been learned yet, so there is no accuracy")
+        return value
 
     @property
-    def base_acc(self) -> float:
-        """Accuracy of the base classes after the last session learned."""
+    def base_acc(self) -> float | None:
+        """Accuracy of the base classes after the last session learned; None without a base session."""
         return self.last.base
 
     @property
@@ -106,9 +107,37 @@ class RunResult:
         """Class-weighted drop from the best earlier accuracy; None before the first novel session."""
         return metrics.forgetting(self.accuracy, self.sizes)
 
+    @property
+    def a_last(self) -> float:
+        """Accuracy over the test images of all classes met, after the last session learned."""
+        return _right_share(self.confusion[-1])
+
+    @property
+    def a_avg(self) -> float:
+        """Mean of that accuracy over the ends of the sessions after the base; the base's own if there is no other."""
+        ends = [_right_share(counts) for counts in self.confusion[1:]] or [_right_share(self.confusion[0])]
+        return math.fsum(ends) / len(ends)
+
+    @property
+    def a_auc(self) -> float | None:
+        """Mean accuracy over the tests in the middle of sessions; None if there were none."""
+        return None if self.anytime is None else self.anytime.area
+
+    @property
+    def worst_class(self) -> float:
+        """Accuracy of the class that is known worst, after the last session learned."""
+        return min(value for value in self.class_accuracy[-1] if value is not None)
+
+    @property
+    def class_forgetting(self) -> float | None:
+        """Mean drop of each class from its best earlier test; for streams whose sessions share classes or are none."""
+        tests = self.class_accuracy[:-1] if self.anytime is None else self.anytime.class_accuracy
+        return metrics.class_forgetting([*tests, self.class_accuracy[-1]])
+
     def to_json(self) -> dict[str, JSON]:
-        """The result as a JSON object, sharing nothing with this one."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """The result as a JSON object, sharing nothing with this one; ``anytime`` only if there is any."""
+        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name != "anytime"}
+        return values if self.anytime is None else {**values, "anytime": _plain(asdict(self.anytime))}
 
     @classmethod
     def from_json(cls, value: JSON) -> Self:
@@ -118,7 +147,7 @@ class RunResult:
         if "format" in value:  # first: another version may have other fields, and that is the real reason
             _known_format(value["format"], "format")
         names = {field.name for field in fields(cls)}
-        if missing := sorted(names - value.keys()):
+        if missing := sorted(names - {"anytime"} - value.keys()):
             raise InvalidResultError(f"missing field {', '.join(missing)}; is this a result of `nocl run`?")
         if unknown := sorted(value.keys() - names):
             raise InvalidResultError(f"unknown field {', '.join(unknown)}; format {FORMAT} has no such field")
@@ -142,39 +171,11 @@ class RunResult:
             raise InvalidResultError(f"{path}: not a whole JSON file ({error})") from error
 
 
-def environment(device: str | torch.device = "cpu") -> dict[str, JSON]:
-    """Where a run happens: versions, machine, threads, device, and nocl's commit if it is a checkout."""
-    commit, dirty = _commit()
-    return {
-        "nocl": __version__,
-        "commit": commit,
-        "dirty": dirty,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "platform": platform.platform(),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-        "device_name": _device_name(torch.device(device)),
-    }
-
-
-def peak_memory() -> int | None:
-    """The most resident memory this process has had so far, in bytes; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if platform.system() == "Darwin" else peak * 1024
-
-
 def _check_shapes(result: RunResult) -> None:
     sessions, rows = len(result.session_classes), len(result.accuracy)
     flat = [label for classes in result.session_classes for label in classes]
-    if not flat or not all(result.session_classes):
-        raise InvalidResultError("session_classes: the base and every session need at least one class")
+    if not flat:
+        raise InvalidResultError("session_classes: a result needs at least one class")
     if len(set(flat)) < len(flat):
         raise InvalidResultError("session_classes: a class appears twice")
     if not 1 <= rows <= sessions:
@@ -194,9 +195,10 @@ def _check_seen(result: RunResult) -> None:
     """What is seen has an accuracy, what is not has None, and both matrices say the same."""
     for t, (row, class_row) in enumerate(zip(result.accuracy, result.class_accuracy)):
         for s, value in enumerate(row):
-            if (value is None) != (s > t):
+            if (value is None) != (s > t or not result.sizes[s]):
                 raise InvalidResultError(
-                    f"accuracy[{t}][{s}]: {value}, but None is for sessions not yet seen, and only them"
+                    f"accuracy[{t}][{s}]: {value}, but None is for sessions not yet seen or without new classes, and "
+                    "only them"
                 )
         try:
             means = metrics.session_means(class_row, result.sizes)
@@ -207,6 +209,25 @@ def _check_seen(result: RunResult) -> None:
                 value is not None and mean is not None and abs(value - mean) > 1e-6
             ):
                 raise InvalidResultError(f"accuracy[{t}][{s}]: {value}, but the mean of class_accuracy is {mean}")
+
+
+def _check_anytime(result: RunResult) -> None:
+    tests = result.anytime
+    if tests is None:
+        return
+    if len({len(tests.images), len(tests.accuracy), len(tests.class_accuracy)}) > 1:
+        raise InvalidResultError("anytime: images, accuracy and class_accuracy must have one entry per test")
+    if tests.every < 1 or list(tests.images) != sorted(set(tests.images)):
+        raise InvalidResultError("anytime: every must be 1 or more, and images must rise from test to test")
+    width = sum(result.sizes)
+    if any(value is None for value in tests.accuracy) or any(len(row) != width for row in tests.class_accuracy):
+        raise InvalidResultError(
+            f"anytime: every test needs an accuracy, and a value or null for each of {width} classes"
+        )
+
+
+def _right_share(counts: Mapping[str, int]) -> float:
+    return (counts["base_right"] + counts["novel_right"]) / max(sum(counts.values()), 1)
 
 
 # Readers: each returns the value as it is stored, sharing nothing with what was given, or names the field.
@@ -302,6 +323,19 @@ def _json(value: object, where: str) -> JSON:
     raise _fail(where, f"a JSON value, not {type(value).__name__}", value)
 
 
+def _anytime(value: object, where: str) -> Anytime | None:
+    if value is None or isinstance(value, Anytime):
+        return value
+    names = tuple(field.name for field in fields(Anytime))
+    given = _named(lambda item, _: item, names, value, where)
+    return Anytime(
+        _count(given["every"], f"{where}.every"),
+        _each(_count, given["images"], f"{where}.images"),
+        _each(_share, given["accuracy"], f"{where}.accuracy"),
+        _rows(given["class_accuracy"], f"{where}.class_accuracy"),
+    )
+
+
 _rows = partial(_each, partial(_each, _share))
 
 _READERS: dict[str, Callable[[object, str], Any]] = {
@@ -323,6 +357,7 @@ _READERS: dict[str, Callable[[object, str], Any]] = {
     "environment": _object,
     "log": _object,
     "finished": _flag,
+    "anytime": _anytime,
 }
 
 
@@ -339,42 +374,4 @@ def _refuse_constant(name: str) -> None:
     raise InvalidResultError(f"contains {name}, which is no JSON number")
 
 
-def _commit() -> tuple[str | None, bool | None]:
-    """Commit of the checkout this file is tracked in, and whether the package differs from it."""
-    folder = Path(__file__).resolve().parent
-    if _git(folder, "ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None, None  # installed somewhere, perhaps inside another project's repository
-    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain", "--", ".")
-    return commit, None if changes is None else bool(changes)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-            env=clean,
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None  # no git, no repository, or one that does not answer: the result says null
-    return done.stdout.strip()
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _device_name(device: torch.device) -> str | None:
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name(device)
-    return None
+__all__ = ["FORMAT", "InvalidResultError", "RunResult", "environment", "peak_memory"]

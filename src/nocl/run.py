@@ -1,8 +1,8 @@
 """START HERE: the whole protocol on one page. A learner meets a stream; what comes out is a RunResult.
 
-The base session may be repeated; after it every batch is handed over once. After each session the learner is tested
-on all classes seen so far, without being told which session they came from. With a ``folder``, everything is written
-down after each session and a run that was killed goes on there, to the same result.
+The base session may be repeated; after it every batch is handed over once. After each session, and in the middle of
+it if asked for, the learner is tested on all classes met so far, without being told which session they came from. With
+a ``folder``, everything is written down after each session and a run that was killed goes on there, to the same result.
 """
 
 import inspect
@@ -14,10 +14,10 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-from nocl.learner import Learner
+from nocl.learner import Learner, UnsupportedError
 from nocl.methods import name_of
 from nocl.methods._saving import load_with_extra, save
-from nocl.metrics import assess
+from nocl.metrics import Exam, assess
 from nocl.plumbing.progress import track
 from nocl.plumbing.types import JSON
 from nocl.results import RunResult, environment, peak_memory
@@ -38,42 +38,55 @@ def run(
     cache: Path | None = None,
     on_session: Callable[[RunResult], None] | None = None,
     test_batch: int = 128,
+    test_every: int = 0,
 ) -> RunResult:
     """Run the protocol.
 
-    A learner that comes with its base session behind it is not given it again.
+    A learner that comes with its base session behind it is not given it again. ``test_every`` so many images after the
+    base session the learner is tested in the middle of learning (0: only at the end of sessions); that time is not
+    counted as learning.
     ``folder`` keeps the state and the result so far, and is where a run continues; ``cache`` keeps trained base
     networks; ``on_session`` is called with the result so far after each session; ``test_batch`` images are answered at
     once, which changes the speed alone.
     """
     where = environment(learner.device)  # now: a checkout may move on while the run lasts
-    result = _continue(learner, stream, folder)
+    if learner.uses_boundaries and not stream.boundaries:
+        raise UnsupportedError(learner.without_boundaries())
+    result = _continue(learner, stream, folder, test_every)
     if result is None:
         start = perf_counter()
-        if not int(learner.n_base_):
+        if not stream.base.classes:
+            learner.skip_base()
+        elif not int(learner.n_base_):
             learner.fit_base(stream.base, workdir=cache)
         result = _record(None, learner, stream, perf_counter() - start, where, test_batch)
-        _keep(learner, result, folder, on_session)
+        if stream.base.classes:  # without a base session there is nothing to keep yet
+            _keep(learner, result, folder, on_session)
     for session in stream:
         if session.index < len(result.accuracy):
             continue  # learned before the run was interrupted
+        exam = Exam(learner, stream, session.index, result.anytime, every=test_every, batch_size=test_batch)
         start = perf_counter()
         for x, y in track(session, f"session {session.index}/{len(stream)}"):
             learner.observe(x, y)
-        learner.end_session()
-        result = _record(result, learner, stream, perf_counter() - start, where, test_batch)
+            exam.after(y)
+        if stream.boundaries:
+            learner.end_session()
+        seconds = perf_counter() - start - exam.seconds
+        result = _record(result, learner, stream, seconds, where, test_batch, exam)
         _keep(learner, result, folder, on_session)
     return result
 
 
 def _record(
-    before: RunResult | None, learner: Learner, stream: Stream, seconds: float, where: dict[str, JSON], test_batch: int
-) -> RunResult:
+    before: RunResult | None, learner: Learner, stream: Stream, seconds: float, where: dict[str, JSON],
+    test_batch: int, exam: Exam | None = None,
+) -> RunResult:  # fmt: skip
     """Test on everything seen so far and add one row to the result."""
     session = 0 if before is None else len(before.accuracy)
     start = perf_counter()
     row = assess(learner, stream.test_sets(session), stream.blocks, test_batch)
-    test_seconds = perf_counter() - start
+    test_seconds = perf_counter() - start + (0.0 if exam is None else exam.seconds)
 
     def grown(name: str, value: Any) -> tuple[Any, ...]:
         return (*getattr(before, name, ()), value)
@@ -96,6 +109,7 @@ def _record(
         environment=where,
         log=learner.log_,
         finished=session == len(stream),
+        anytime=None if exam is None else exam.found,
     )
 
 
@@ -115,7 +129,7 @@ def _keep(
         on_session(result)
 
 
-def _continue(learner: Learner, stream: Stream, folder: Path | None) -> RunResult | None:
+def _continue(learner: Learner, stream: Stream, folder: Path | None, test_every: int) -> RunResult | None:
     """The result so far, with ``learner`` brought to that state; None where nothing was written yet."""
     if folder is None or not (folder / STATE).exists():
         return None
@@ -124,6 +138,9 @@ def _continue(learner: Learner, stream: Stream, folder: Path | None) -> RunResul
     wanted = (name_of(learner), _params(learner), json.loads(json.dumps(stream.describe())))
     if (result.method, result.params, result.stream) != wanted:
         raise ResumeError(f"{folder} holds another run ({result.method}); choose another folder or delete it")
+    tested = 0 if result.anytime is None else result.anytime.every
+    if tested != test_every and len(result.accuracy) > 1:
+        raise ResumeError(f"{folder} holds a run tested every {tested} images, not {test_every}; choose another folder")
     learner.load_state_dict(saved.state_dict())
     learner.base_, learner.log_ = saved.base_, saved.log_
     return result

@@ -5,7 +5,7 @@ from a plan of ``nocl.arrivals``: blurred, unequal, repeating, without sessions.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -130,6 +130,10 @@ class Stream:
     def test_sets(self, upto: int) -> list[ImageSet]:
         """Test images of the base classes, then of the classes that sessions 1 to ``upto`` brought."""
         return [self.data.test.where(block) for block in self.blocks[: upto + 1]]
+
+    def test_images(self, labels: Collection[int]) -> ImageSet:
+        """Test images of these classes."""
+        return self.data.test.where(sorted(labels))
 
     def describe(self) -> dict[str, JSON]:
         """Enough to build this stream again: see :func:`rebuild`."""

@@ -98,6 +98,8 @@ def session_table(result: RunResult) -> Table:
     seen = 0
     for t, (scores, size, seconds) in enumerate(zip(result.curve, result.sizes, result.seconds)):
         seen += size
+        if scores.acc is None:
+            continue  # no base session
         values = [_percent(value) for value in (scores.acc, scores.base, scores.novel, scores.hm)]
         table.add_row("base" if t == 0 else str(t), str(seen), *values, f"{seconds:.1f}")
     return table

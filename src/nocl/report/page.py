@@ -11,8 +11,8 @@ from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
 from nocl.report import svg
 from nocl.report.style import style
-from nocl.report.summary import Summary, by_setting, text
-from nocl.report.tables import COLUMNS, duration, intervals_note, percent, session_rows, size
+from nocl.report.summary import Estimate, Summary, by_setting, text
+from nocl.report.tables import columns, duration, intervals_note, percent, session_rows, size
 from nocl.results import RunResult
 
 OPEN_RUNS = 2  # so many runs are shown unfolded
@@ -65,11 +65,11 @@ def _comparison(setting: str, rows: Sequence[Summary]) -> str:
 
 
 def _comparison_table(rows: Sequence[Summary]) -> str:
-    head = "".join(f'<th title="{escape(column.hint)}">{escape(column.title)}</th>' for column in COLUMNS)
+    head = "".join(f'<th title="{escape(column.hint)}">{escape(column.title)}</th>' for column in columns(rows))
     lines = []
     for row in rows:
         cells = []
-        for column in COLUMNS:
+        for column in columns(rows):
             meter = f' class="acc" style="--share:{100 * row.acc.mean:.1f}%"' if column.title == "Acc" else ""
             spread = column.estimate and column.estimate(row)
             hint = f' title="standard deviation {percent(spread.std)}"' if spread and spread.std is not None else ""
@@ -81,10 +81,39 @@ def _comparison_table(rows: Sequence[Summary]) -> str:
 
 
 def _curves(rows: Sequence[Summary]) -> str:
+    first = 0 if rows[0].first.sizes[0] else 1
+    drawn = _chart(
+        rows,
+        [row.curve for row in rows],
+        [row.acc.mean for row in rows],
+        "Acc in percent over all classes seen, after each session.",
+        x_label="session" if first else "session (0 is the base)",
+        first=first,
+    )
+    tested = [row for row in rows if row.anytime and row.a_auc is not None]
+    for every in sorted({row.first.anytime.every for row in tested if row.first.anytime is not None}):
+        some = [row for row in tested if row.first.anytime is not None and row.first.anytime.every == every]
+        drawn += _chart(
+            some,
+            [row.anytime for row in some],
+            [row.a_auc.mean for row in some if row.a_auc is not None],
+            f"Accuracy in percent over the classes met so far, tested every {every} images. Beside a name: A_AUC.",
+            x_label="images after the base session",
+            first=1,
+            step=every,
+        )
+    return drawn
+
+
+def _chart(
+    rows: Sequence[Summary], curves: Sequence[Sequence[Estimate]], values: Sequence[float], caption: str,
+    *, x_label: str, first: int, step: int = 1,
+) -> str:  # fmt: skip
+    """One line a row with its interval, and a legend with one value beside each name."""
     lines, names = [], []
-    for index, row in enumerate(rows):
-        means = [point.mean for point in row.curve]
-        halves = [point.half for point in row.curve]
+    for index, (row, curve, value) in enumerate(zip(rows, curves, values)):
+        means = [point.mean for point in curve]
+        halves = [point.half for point in curve]
         low = high = None
         if all(half is not None for half in halves):
             low = [max(mean - (half or 0), 0.0) for mean, half in zip(means, halves)]
@@ -93,11 +122,11 @@ def _curves(rows: Sequence[Summary]) -> str:
         stores = " †" if row.first.tags["stores_exemplars"] else ""
         names.append(
             f'<li class="k{index}" tabindex="0">{svg.swatch(index)}<span>{escape(row.label)}{stores}</span>'
-            f"<b>{percent(row.acc.mean)}</b></li>"
+            f"<b>{percent(value)}</b></li>"
         )
     few = " few" if len(rows) <= 12 else " many"
-    chart = svg.line_chart(lines, x_label="session (0 is the base)", y_label="Acc")
-    caption = "Acc in percent over all classes seen, after each session. Point at a line or a name to bring it out."
+    chart = svg.line_chart(lines, x_label=x_label, y_label="Acc", first=first, step=step)
+    caption += " Point at a line or a name to bring it out."
     if any(row.first.tags["stores_exemplars"] for row in rows):
         caption += " † stores exemplars."
     if any(line.low for line in lines):

@@ -38,14 +38,20 @@ class Summary:
     setting: str  # data set and partition, with what tells it from the other settings
     runs: tuple[RunResult, ...]
     acc: Estimate
-    base: Estimate
+    base: Estimate | None  # None without a base session
     novel: Estimate | None
     hm: Estimate | None
     average: Estimate
     forgetting: Estimate | None
     online_seconds: Estimate  # learning sessions 1 ... S, without base training and testing
     state_bytes: Estimate
-    curve: tuple[Estimate, ...]  # Acc after each session, the base first
+    curve: tuple[Estimate, ...]  # Acc after each session, the base first if there is one
+    a_auc: Estimate | None  # of tests in the middle of sessions, None where there were none
+    a_last: Estimate
+    a_avg: Estimate
+    worst_class: Estimate
+    class_forgetting: Estimate | None
+    anytime: tuple[Estimate, ...]  # accuracy at each of those tests
 
     @property
     def first(self) -> RunResult:
@@ -106,8 +112,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def seed_pair(result: RunResult) -> tuple[int, str]:
-    """What makes two runs of a group different draws: the run's seed and its class order."""
-    return result.seed, text(result.stream.get("order_seed"))
+    """What makes two runs of a group different draws: the run's seed, its class order and its stream's seed."""
+    order, drawn = result.stream.get("order_seed"), result.stream.get("seed")
+    return result.seed, text(order) if drawn is None else f"{text(order)} {text(drawn)}"
 
 
 def text(value: JSON) -> str:
@@ -129,19 +136,35 @@ def _summary(runs: Sequence[RunResult], label: str, setting: str) -> Summary:
         setting=setting,
         runs=tuple(runs),
         acc=sure(lambda run: run.acc),
-        base=sure(lambda run: run.base_acc),
+        base=over(lambda run: run.base_acc),
         novel=over(lambda run: run.novel_acc),
         hm=over(lambda run: run.hm),
         average=sure(lambda run: run.average),
         forgetting=over(lambda run: run.forgetting),
         online_seconds=sure(lambda run: math.fsum(run.seconds[1:])),
         state_bytes=sure(lambda run: sum(run.state_bytes.values())),
-        curve=tuple(sure(partial(_acc_after, t)) for t in range(len(runs[0].accuracy))),
+        a_auc=over(lambda run: run.a_auc),
+        a_last=sure(lambda run: run.a_last),
+        a_avg=sure(lambda run: run.a_avg),
+        worst_class=sure(lambda run: run.worst_class),
+        class_forgetting=over(lambda run: run.class_forgetting),
+        anytime=tuple(sure(partial(_at_test, index)) for index in range(_common_tests(runs))),
+        curve=tuple(point for t in range(len(runs[0].accuracy)) if (point := over(partial(_acc_after, t))) is not None),
     )
 
 
-def _acc_after(t: int, run: RunResult) -> float:
+def _acc_after(t: int, run: RunResult) -> float | None:
     return run.curve[t].acc
+
+
+def _at_test(index: int, run: RunResult) -> float:
+    assert run.anytime is not None
+    return run.anytime.accuracy[index]
+
+
+def _common_tests(runs: Sequence[RunResult]) -> int:
+    """How many tests in the middle of sessions all the runs have."""
+    return min(0 if run.anytime is None else len(run.anytime.accuracy) for run in runs)
 
 
 def over_seeds(runs: Sequence[RunResult], read: Callable[[RunResult], float | None]) -> Estimate | None:
@@ -187,10 +210,12 @@ def _stream(result: RunResult) -> dict[str, JSON]:
 
 def _key(result: RunResult) -> str:
     progress = None if result.finished else len(result.accuracy)
-    sizes: list[JSON] = list(result.sizes)
+    drawn = "seed" in result.stream  # then how many classes a session brings first is chance
+    sizes: list[JSON] = [len(result.sizes)] if drawn else list(result.sizes)
+    every = None if result.anytime is None else result.anytime.every
     tags: dict[str, JSON] = dict(result.tags)
     given = result.params.get("weights") is not None
-    parts: list[JSON] = [result.method, _choices(result), _stream(result), sizes, tags, progress, given]
+    parts: list[JSON] = [result.method, _choices(result), _stream(result), sizes, tags, progress, given, every]
     return json.dumps(parts, sort_keys=True)
 
 

@@ -72,14 +72,18 @@ def line_chart(
     bands: int = 6,
     height: int = 260,
     step: int = 1,
+    first: int = 0,
 ) -> str:
-    """Lines over 0, ``step``, ...; bands after the first few appear only while their line is pointed at."""
+    """Lines over ``first * step``, ``(first + 1) * step``, ...
+
+    Bands after the first few appear only while their line is pointed at.
+    """
     spread = [value for line in series for part in (line.values, line.low, line.high) for value in part or ()]
     marks = ticks(min(spread), max(spread))
     longest = max(len(line.values) for line in series)
     y = Axis(marks[0], marks[-1], height - 36, 10)
     x = Axis(0, max(longest - 1, 1), 40, WIDTH - 10)
-    parts = [_y_grid(y, marks, percent), _x_marks(x, longest, height, step)]
+    parts = [_y_grid(y, marks, percent), _x_marks(x, longest, height, step, first)]
     middle = f'x="{(x.start + x.end) / 2:g}" y="{height - 4}" text-anchor="middle"'
     parts.append(f'<text class="axis" {middle}>{escape(x_label)}</text>')
     lines = [_line(line, index, x, y, shown=index < bands) for index, line in enumerate(series)]
@@ -194,11 +198,11 @@ def _y_grid(y: Axis, marks: Sequence[float], percent: bool) -> str:
     return "".join(parts)
 
 
-def _x_marks(x: Axis, count: int, height: int, step: int) -> str:
-    last = (count - 1) * step
-    marks = [mark for mark in ticks(0, max(last, 1), 10) if mark == int(mark) and mark <= last]
+def _x_marks(x: Axis, count: int, height: int, step: int, first: int) -> str:
+    begin, last = first * step, (first + count - 1) * step
+    marks = [mark for mark in ticks(begin, max(last, begin + 1), 10) if mark == int(mark) and begin <= mark <= last]
     return "".join(
-        f'<text class="tick" x="{x.at(mark / step)}" y="{height - 21}" text-anchor="middle">{mark:g}</text>'
+        f'<text class="tick" x="{x.at(mark / step - first)}" y="{height - 21}" text-anchor="middle">{mark:g}</text>'
         for mark in marks
     )
 

@@ -94,6 +94,21 @@ COLUMNS = (
 )
 
 
+ANYTIME = (
+    _measure("A_AUC", lambda row: row.a_auc, "mean accuracy over the tests in the middle of sessions"),
+    _measure("A_last", lambda row: row.a_last, "test images of all classes met, after the last image"),
+    _measure("A_avg", lambda row: row.a_avg, "the same, mean over the ends of sessions"),
+    _measure("Worst class", lambda row: row.worst_class, "accuracy of the class that is known worst"),
+    _measure("Class forgetting", lambda row: row.class_forgetting, "drop of a class from its best earlier test"),
+)
+
+
+def columns(rows: Sequence[Summary]) -> tuple[Column, ...]:
+    """The columns of a table of these rows: those of tests in the middle of sessions where there were any."""
+    at = next(index for index, column in enumerate(COLUMNS) if column.title == "Seeds")
+    return (*COLUMNS[:at], *ANYTIME, *COLUMNS[at:]) if any(row.a_auc for row in rows) else COLUMNS
+
+
 def intervals_note(rows: Sequence[Summary]) -> str:
     """What the ± in a table means, and for which rows there is none."""
     alone = sum(row.seeds == 1 for row in rows)
@@ -114,7 +129,7 @@ def to_markdown(rows: Sequence[Summary]) -> str:
     """One table per setting under its name, best Acc first."""
     parts = []
     for setting, some in by_setting(rows).items():
-        table = markdown_table([column.title for column in COLUMNS], _cells(some))
+        table = markdown_table([column.title for column in columns(some)], _cells(some))
         parts.append(f"## {_markdown(setting)}\n\n{table}\n{intervals_note(some)}\n")
     return "\n".join(parts)
 
@@ -124,7 +139,7 @@ def to_latex(rows: Sequence[Summary]) -> str:
     parts = [r"% needs \usepackage{booktabs}"]
     for setting, some in by_setting(rows).items():
         parts.append(f"% {_latex(setting)}")
-        parts += latex_table([column.title for column in COLUMNS], _cells(some))
+        parts += latex_table([column.title for column in columns(some)], _cells(some))
         parts.append(rf"% {_latex(intervals_note(some))}")
     return "\n".join(parts) + "\n"
 
@@ -157,6 +172,8 @@ def session_rows(result: RunResult) -> tuple[list[str], list[list[str]]]:
     header = ["Session", "Classes", "Acc", "Base", "Novel", "HM", "Time"]
     body = []
     for t, (point, seconds) in enumerate(zip(result.curve, result.seconds)):
+        if point.acc is None:
+            continue  # no base session
         seen = sum(result.sizes[: t + 1])
         body.append(["base" if t == 0 else str(t), str(seen), *map(percent, point), duration(seconds)])
     return header, body
@@ -168,7 +185,7 @@ def session_table(result: RunResult) -> str:
 
 
 def _cells(rows: Sequence[Summary]) -> list[list[str]]:
-    return [[column.cell(row) for column in COLUMNS] for row in rows]
+    return [[column.cell(row) for column in columns(rows)] for row in rows]
 
 
 def _record(row: Summary) -> dict[str, JSON]:
@@ -186,7 +203,8 @@ def _record(row: Summary) -> dict[str, JSON]:
         "sessions": len(run.sizes) - 1,
         **run.tags,
     }
-    for name in ("acc", "base", "novel", "hm", "average", "forgetting", "online_seconds", "state_bytes"):
+    for name in ("acc", "base", "novel", "hm", "average", "forgetting", "online_seconds", "state_bytes",
+                 "a_auc", "a_last", "a_avg", "worst_class", "class_forgetting"):  # fmt: skip
         value: Estimate | None = getattr(row, name)
         record[f"{name}_mean"] = None if value is None else value.mean
         record[f"{name}_std"] = None if value is None else value.std

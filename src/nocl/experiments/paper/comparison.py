@@ -39,7 +39,7 @@ NOTE = (
 )
 _READ: dict[str, Callable[[RunResult], float | None]] = {
     "acc": lambda run: 100 * run.acc,
-    "base": lambda run: 100 * run.base_acc,
+    "base": lambda run: _percent(run.base_acc),
     "novel": lambda run: _percent(run.novel_acc),
     "hm": lambda run: _percent(run.hm),
     "seconds": lambda run: math.fsum(run.seconds[1:]),
