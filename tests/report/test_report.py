@@ -22,8 +22,8 @@ from nocl.report import (
     to_markdown,
     write_report,
 )
+from nocl.report.chart import Series, line_chart, swatch, ticks
 from nocl.report.summary import estimate
-from nocl.report.svg import Series, heat_map, line_chart, ticks
 from nocl.results import CONFUSION, RunResult
 
 EVIL = '<script>alert("x")</script>&\'|_%$#{}~^\\[x]'
@@ -267,14 +267,15 @@ def test_page_says_what_must_not_be_missed() -> None:
         assert wanted in words
     assert "guessing among all of them would reach 25.0 %" in words  # one of four classes
     # base 4 of 20 taken for novel; novel 5 of 10 taken for base
-    assert "20.0 % of the images of base classes are taken for novel ones and 50.0 %" in words
+    assert "20.0 % of the images of base classes are taken for novel ones" in words
+    assert "50.0 % of the images of novel classes are taken for base ones" in words
 
 
 def test_page_draws_convergence_only_when_it_was_logged() -> None:
-    assert "loss" not in read(page(summarise([result()]))).words
+    assert "<h3>lower loss</h3>" not in page(summarise([result()]))
     log = {"lower_loss": [1.0 / (step + 1) for step in range(1000)], "upper_loss": [[1, 0.5], [0.8, 0.4]]}
     words = read(page(summarise([result(log=log)]))).words
-    assert "Lower level (refinement) loss" in words
+    assert "lower loss" in words
     assert "Means of 4 steps." in words
     assert "2 lines." in words
 
@@ -283,41 +284,64 @@ def test_page_shows_how_orthogonal_prototypes_are_before_and_after() -> None:
     log = {"cosine_before": [0.5, 0.25], "cosine_after": [0.4, 0.125]}
     html = page(summarise([result(log=log)]))
     words = read(html).words
-    assert "Mean absolute cosine between prototypes" in words
-    assert "At the end 0.2500 before and 0.1250 after; 0 is orthogonal." in words
+    assert "cosine" in words
+    assert "At the end: before 0.2500, after 0.1250." in words
     for figure in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
         ET.fromstring(figure)
-    one_side = page(summarise([result(log={"cosine_before": [0.5]})]))
-    assert "Mean absolute cosine" not in read(one_side).words
+    one_side = read(page(summarise([result(log={"cosine_before": [0.5]})]))).words
+    assert "At the end: before 0.5000." in one_side
 
 
 def test_every_figure_is_well_formed() -> None:
     log = {"lower_loss": [0.0], "upper_loss": [[], [2.0, 1.0]]}
     html = page(summarise([seeded(0, 0.4), seeded(1, 0.5), result(0.0, 0.0, done=1, method="b"), result(log=log)]))
     figures = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
-    assert len(figures) > 10
+    assert len(figures) == 5  # the chart, the looks of its two lines, two logged curves
     for figure in figures:
         ET.fromstring(figure)
         assert "nan" not in figure
         assert "inf" not in figure
 
 
-def test_heat_map_leaves_the_unseen_empty() -> None:
-    drawn = heat_map([[1.0, None], [0.0, 0.5]], 2)
-    assert drawn.count('class="unseen"') == 1
-    assert re.findall(r'fill-opacity="([\d.]+)"', drawn) == ["1", "0.06", "0.53"]
+def test_matrix_leaves_the_unseen_empty() -> None:
+    html = page(summarise([result(0.5, 0.25, done=2)]))
+    matrix = html.split('<table class="heat">')[1].split("</table>")[0]
+    assert re.findall(r'<td style="--v:([\d.]+)">(\d+)</td>', matrix) == [
+        ("0.500", "50"),
+        ("0.500", "50"),
+        ("0.250", "25"),
+    ]
+    assert matrix.count('<td class="unseen"></td>') == 3  # of two rows and three sessions
+
+
+def test_confusion_bars_are_the_shares_of_each_kind() -> None:
+    html = page(summarise([result(done=1)]))  # base: 10 right, 6 wrong, 4 taken for novel
+    bars = re.findall(r'<i class="k-(\w+)" style="height:([\d.]+)%" title="([\d.]+) %">', html)
+    assert bars[:3] == [("other", "15.0", "20.0"), ("same", "22.5", "30.0"), ("right", "37.5", "50.0")]
 
 
 def test_lines_go_through_their_values() -> None:
     drawn = line_chart([Series("a", [0.0, 1.0])], x_label="x", y_label="y")
-    assert 'd="M40 224L390 10"' in drawn  # from the lower left to the upper right corner of the frame
+    assert 'd="M40 164L390 10"' in drawn  # from the lower left to the upper right corner of the frame
+    assert re.findall(r"translate\(([\d. ]+)\)", drawn) == ["40 164", "390 10"]  # with a marker at each value
 
 
-def test_thirty_methods_have_thirty_different_looks() -> None:
+def test_thirty_methods_have_thirty_different_looks_without_colours() -> None:
     rows = summarise([result(index / 40, method=f"method{index}") for index in range(30)])
     legend = page(rows).split('class="legend"')[1].split("</ul>")[0]
-    looks = re.findall(r'<path class="line" ([^/]*) d=', legend)
-    assert len(looks) == len(set(looks)) == 30
+    assert len(set(re.findall(r'<svg class="swatch".*?</svg>', legend))) == 30
+    looks = [re.sub(r"var\(--c\d\)", "", swatch(index)) for index in range(28)]
+    assert len(set(looks)) == 28  # four dashes times seven markers
+
+
+def test_page_explains_its_measures_where_they_stand_and_folds_the_runs() -> None:
+    html = page(summarise([result(), result(0.4, method="slda")]))
+    words = read(html).words
+    for measure in ("Acc: share of test images", "HM: harmonic mean", "Forgetting: how far"):
+        assert measure in words
+    assert "<details open" not in html
+    folded = html.split("Parameters, base network, stream, environment")[1].split("</details>")[0]
+    assert "cosine" in folded
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.123, 0.124), (0.0, 0.0), (5.0, 5.0), (-3.0, 12345.0)])

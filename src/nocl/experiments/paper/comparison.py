@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from typing import NamedTuple
 
 from nocl.experiments.job import Job
@@ -22,8 +21,7 @@ from nocl.methods import METHODS
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Recipe
-from nocl.report.page import html_table
-from nocl.report.style import style
+from nocl.report.page import table_page
 from nocl.report.summary import Estimate, over_seeds, text
 from nocl.report.tables import latex_table, markdown_table
 from nocl.results import RunResult
@@ -232,14 +230,8 @@ def to_csv(experiment: Experiment, table: Sequence[Line]) -> str:
 
 def to_html(experiment: Experiment, table: Sequence[Line], figure: str = "") -> str:
     """One page without scripts or outside requests; ``figure`` is SVG to show below the table."""
-    title = escape(f"{experiment.name}: {experiment.title}")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{title}</title><style>{style(24)}</style></head>\n<body><main><h1>{title}</h1>"
-        f'{html_table(HEADER, table_body(table))}<p class="quiet">{escape(_notes(experiment))}</p>'
-        f'<figure class="card">{figure}</figure></main></body></html>\n'
-    )
+    title = f"{experiment.name}: {experiment.title}"
+    return table_page(title, HEADER, table_body(table), _notes(experiment), figure)
 
 
 def _belongs(row: Row, result: RunResult, experiment: Experiment, loosely: bool) -> bool:
