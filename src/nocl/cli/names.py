@@ -16,9 +16,9 @@ names_app = typer.Typer()
 
 @names_app.command(name="list")
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, datasets or partitions.")] = "methods",
+    what: Annotated[str, typer.Argument(help="methods, datasets, partitions or streams.")] = "methods",
 ) -> None:
-    """List the methods, data sets or partitions that have a name."""
+    """List the methods, data sets, partitions or streams that have a name."""
     if what == "methods":
         for method in methods():
             tag = "stores exemplars" if method.stores_exemplars else "no exemplars"
@@ -31,8 +31,13 @@ def list_names(
         from nocl.streams import PARTITIONS
 
         print("\n".join(PARTITIONS))
+    elif what == "streams":
+        from nocl.arrivals import STREAMS
+
+        for plan in STREAMS.values():
+            print(f"{plan().describe():64} {(plan.__doc__ or '').partition(chr(10))[0]}")
     else:
-        raise UnknownNameError(unknown(what, ("methods", "datasets", "partitions"), "list"))
+        raise UnknownNameError(unknown(what, ("methods", "datasets", "partitions", "streams"), "list"))
 
 
 class Method(NamedTuple):

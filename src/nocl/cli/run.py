@@ -28,7 +28,12 @@ def run(
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
     partition: Annotated[str, typer.Option(help="Base+each x sessions, in percent of the classes.")] = "60+4x10",
+    stream: Annotated[
+        str, typer.Option(help="Another stream than the partition's, such as si_blurry:base=60,sessions=5.")
+    ] = "",
+    test_every: Annotated[int, typer.Option(help="Test in the middle of sessions, every so many images.")] = 0,
     seed: Annotated[int, typer.Option(help="Decides the class order and the learner's chance.")] = 0,
+    order_seed: Annotated[int | None, typer.Option(help="Decides the class order alone; default: the seed.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
     schedule: Annotated[
         str | None, typer.Option(help="Its learning rate: constant, onecycle, cosine, steps:60,70.")
@@ -67,7 +72,10 @@ def run(
             options=parse_settings(data or []),
             root=None if root is None else str(root),
             partition=partition,
+            arrivals=stream,
+            test_every=test_every,
             seed=seed,
+            order_seed=order_seed,
             base_batch_size=base_batch_size,
             device=device,
         )
@@ -83,7 +91,8 @@ def _run_job(job: Job, folder: Path) -> None:
         learner = job.learner(stream.image_size)
         job.save(folder)
         try:
-            result = run_protocol(learner, stream, folder=folder, cache=folder.parent / "cache")
+            cache = folder.parent / "cache"
+            result = run_protocol(learner, stream, folder=folder, cache=cache, test_every=job.test_every)
         except KeyboardInterrupt:
             print(f"stopped; continue with: nocl run --resume {folder}", flush=True)
             raise

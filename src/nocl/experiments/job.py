@@ -12,7 +12,7 @@ from nocl.plumbing.files import digest, file_digest, write_json
 from nocl.plumbing.parameters import check_values
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
-from nocl.streams import Stream, class_incremental
+from nocl.streams import Stream, arrange, class_incremental, parse_plan
 
 FILE = "run.json"
 PRESET = "nocl preset"
@@ -34,21 +34,30 @@ class Job:
     batch_size: int = 10
     base_batch_size: int = 100
     device: str = "cpu"
+    arrivals: str = ""  # another stream than that of ``partition``: ``si_blurry:sessions=5``, see nocl.arrivals
+    test_every: int = 0  # images between tests in the middle of sessions; 0: tests at their ends only
 
     def __post_init__(self) -> None:
         """A wrong name is an error before any data are loaded."""
+        if self.arrivals:
+            parse_plan(self.arrivals)
+        if self.test_every < 0:
+            raise ValueError(f"test_every must be 0 or more images, not {self.test_every}")
         check_values(by_name(self.method, METHODS, "method"), {**self._preset(), **self.params})
 
     def stream(self) -> Stream:
         """The stream, its data loaded."""
         images = data.load(self.dataset, root=None if self.root is None else Path(self.root), **self.options)
+        order_seed = self.seed if self.order_seed is None else self.order_seed
+        if self.arrivals:
+            return arrange(
+                images, self.arrivals, order_seed=order_seed, seed=self.seed,
+                batch_size=self.batch_size, base_batch_size=self.base_batch_size,
+            )  # fmt: skip
         return class_incremental(
-            images,
-            partition=self.partition,
-            batch_size=self.batch_size,
-            base_batch_size=self.base_batch_size,
-            order_seed=self.seed if self.order_seed is None else self.order_seed,
-        )
+            images, partition=self.partition, order_seed=order_seed,
+            batch_size=self.batch_size, base_batch_size=self.base_batch_size,
+        )  # fmt: skip
 
     def learner(self, image_size: int) -> Learner:
         """The learner, for images of that size."""
@@ -61,11 +70,15 @@ class Job:
     def name(self) -> str:
         """A folder name: readable, and different for different runs."""
         method = self.method.replace(":", ".").replace("/", "-")
-        return f"{method}-{self.dataset}-{self.partition}-seed{self.seed}-{self.digest()[:8]}"
+        kind = self.arrivals.partition(":")[0] or self.partition
+        return f"{method}-{self.dataset}-{kind}-seed{self.seed}-{self.digest()[:8]}"
 
     def digest(self) -> str:
         """Content hash of everything that decides the result; a weights file counts by what it holds."""
         identity: dict[str, JSON] = {k: v for k, v in asdict(self).items() if k not in ("root", "device")}
+        for name in ("arrivals", "test_every"):  # so that runs without them keep their names
+            if not identity[name]:
+                del identity[name]
         weights = self.params.get("weights")
         if isinstance(weights, str) and Path(weights).is_file():
             identity["params"] = {**self.params, "weights": file_digest(Path(weights))}

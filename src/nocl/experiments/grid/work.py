@@ -64,7 +64,10 @@ def perform(task: Task, say: Say) -> RunResult:
                     if len(so_far.accuracy) == 1:
                         say(Event(task.number, "base"))
 
-                result = run(learner, stream, folder=task.folder, cache=task.cache, on_session=on_session)
+                result = run(
+                    learner, stream, folder=task.folder, cache=task.cache, on_session=on_session,
+                    test_every=task.job.test_every,
+                )  # fmt: skip
         (task.folder / ERROR).unlink(missing_ok=True)
         if not task.keep_state:
             (task.folder / STATE).unlink(missing_ok=True)
