@@ -35,7 +35,7 @@ NEW, TRAINING = 100, 400  # images of each class that can be members; 50 new one
 def empty_model(method: str, params: dict[str, None]) -> Classifier:
     """A classifier on the packaged network that knows nothing."""
     blank = np.zeros((1, 3, 32, 32), dtype=np.uint8)
-    return Classifier(method, params=params).partial_fit(blank, "start").apart()  # type: ignore[arg-type]
+    return Classifier(method, backbone="cifar100", params=params).partial_fit(blank, "start").apart()  # type: ignore[arg-type]
 
 
 def features_of(model: FrozenLearner, images: ImageSet, n_classes: int, each: int) -> dict[int, torch.Tensor]:

@@ -141,7 +141,7 @@ def start(path: Path) -> tuple[subprocess.Popen[bytes], int]:
 def fresh_model(path: Path, method: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (3 * CLASSES, 3, 32, 32), generator=draw, dtype=torch.uint8)
-    Classifier(method).fit(x, [f"class {i % CLASSES}" for i in range(len(x))]).save(path)
+    Classifier(method, backbone="cifar100").fit(x, [f"class {i % CLASSES}" for i in range(len(x))]).save(path)
 
 
 def measure(path: Path, requests: int, total: int, clients: int) -> dict[str, Any]:

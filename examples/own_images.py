@@ -22,7 +22,7 @@ def picture(shape: str, shift: int) -> Image.Image:
 
 
 def main() -> None:
-    model = Classifier()  # the packaged network: nothing to train
+    model = Classifier()  # EfficientNet-Lite0 with ImageNet weights: nothing to train
     model.partial_fit([picture("ball", s) for s in (-6, 0, 6)], "ball")
     model.partial_fit(picture("box", 0), "box")  # one picture is enough
     print("predicted:", model.predict([picture("ball", 3), picture("box", 4)]).tolist())

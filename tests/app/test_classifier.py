@@ -244,7 +244,8 @@ def test_dsr_learns_forgets_and_goes_on_after_loading(tmp_path: Path) -> None:
 
 def test_a_packaged_network_works_at_once() -> None:
     try:
-        model = Classifier().partial_fit([png("red"), png("red", 1)], "red").partial_fit(png("blue"), "blue")
+        packaged = Classifier(backbone="cifar100")
+        model = packaged.partial_fit([png("red"), png("red", 1)], "red").partial_fit(png("blue"), "blue")
     except FileNotFoundError:
         pytest.skip("the packaged network is not in this source tree")
     assert model.predict([png("red", 4), png("blue", 4)]).tolist() == ["red", "blue"]

@@ -1,6 +1,6 @@
 """A classifier for applications: your own images and class names, scikit-learn habits, one file to keep it in.
 
-    model = Classifier()                        # a packaged network, nothing to train
+    model = Classifier()                        # a network that has seen ImageNet, nothing to train
     model.partial_fit(["a.jpg", "b.jpg"], "mug")
     model.partial_fit(more, ["mug", "spoon"])   # a class that reappears is improved
     model.predict("photo.jpg")
@@ -15,26 +15,25 @@ import hashlib
 import inspect
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nocl import nets
-from nocl.app import modelfile, weights
+from nocl.app import backbones, modelfile
 from nocl.app.calibration import Calibration, calibrate
 from nocl.data import ImageSet
+from nocl.data.decode import Fit
 from nocl.data.pictures import Pictures, batch_of
 from nocl.learner import FrozenLearner, Learner, NotFittedError, UnsupportedError
 from nocl.methods import make
 from nocl.plumbing.files import DamagedFileError
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
-from nocl.pretrain import load_weights
 from nocl.streams import RepeatableSession
 
 DEFAULT_METHOD = "rda"  # the best measured here without exemplars that can forget and merge exactly
@@ -46,8 +45,10 @@ _ROUGH_TEMPERATURE = {"ncm": 0.03, "rda": 40.0}
 class Classifier:
     """Learns named classes from images, any number of classes at any time, and keeps none of the images.
 
-    ``backbone`` is a packaged network (``cifar100``), a safetensors file, ``timm:NAME``, or the name of a network to
-    train in ``fit`` (``reduced_resnet18``); ``params`` goes to the method and ``recipe`` to that training.
+    ``backbone`` is a network with ImageNet weights (``efficientnet_lite0``, 1 or 2), a packaged one (``cifar100``), a
+    safetensors file, ``timm:NAME``, your own as ``module:factory``, or the name of a network to train in ``fit``
+    (``reduced_resnet18``). Pictures are brought to ``size`` pixels a side (None: the network's own choice) in the way
+    that the network was made for. ``params`` goes to the method and ``recipe`` to the training of the network.
     ``holdout`` is the share of each base class that ``fit`` keeps back to calibrate probabilities with.
     """
 
@@ -55,8 +56,8 @@ class Classifier:
         self,
         method: str = DEFAULT_METHOD,
         *,
-        backbone: str = "cifar100",
-        size: int = 32,
+        backbone: str = backbones.DEFAULT,
+        size: int | None = None,
         params: Mapping[str, JSON] | None = None,
         recipe: Mapping[str, JSON] | None = None,
         holdout: float = 0.1,
@@ -65,9 +66,12 @@ class Classifier:
     ) -> None:
         if "recipe" in (params or {}):
             raise ValueError("params holds a recipe; give it as Classifier(recipe=...), not inside params")
-        self.method, self.backbone, self.size, self.params = method, backbone, size, params
+        self.method, self.backbone, self.params = method, backbone, params
+        self.size = backbones.find(backbone).side if size is None else size
+        self._fit: Fit | None = None  # how pictures are brought to size; None: as the network says
         self.recipe, self.holdout, self.device, self.seed = recipe, holdout, device, seed
         self._learner: Learner | None = None
+        self._network: Literal["whole", "name"] = "whole"  # how a file holds it
         self._names: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
         self.calibration_ = Calibration(_ROUGH_TEMPERATURE.get(method, 1.0))
@@ -88,8 +92,14 @@ class Classifier:
         unknown = sorted(set(changes) - set(_PARAMETERS))
         if unknown:
             raise ValueError(f"unknown parameter {unknown[0]!r}. Valid: {', '.join(_PARAMETERS)}")
+        if "backbone" in changes:
+            changes = {"size": None} | changes  # the other network's own
         self.__init__(**(self.get_params() | changes))  # type: ignore[misc]
         return self
+
+    def __repr__(self) -> str:
+        learned = f"{len(self.class_names)} classes, {sum(self.counts_.values())} images"
+        return f"Classifier({self.method} on {self.backbone} at {self.size} px: {learned})"
 
     def clone(self, **changes: Any) -> "Classifier":
         """A fresh classifier with the same arguments, some changed; nothing learned is taken along."""
@@ -149,7 +159,7 @@ class Classifier:
             if not learner.base_:
                 raise NotFittedError(
                     f"the network {self.backbone!r} is not trained yet: call fit on base images first, "
-                    "or take a trained one such as backbone='cifar100'"
+                    f"or take a trained one such as backbone={backbones.DEFAULT!r}"
                 )
             self._learner = learner
         for rows_x, rows_y in zip(x.split(_AT_ONCE), y.split(_AT_ONCE)):
@@ -171,6 +181,17 @@ class Classifier:
         learner.learn(z.to(learner.device), torch.tensor([labels[name] for name in names], dtype=torch.int64))
         self._note(Counter(names))
         return self
+
+    def read(self, images: Pictures) -> Tensor:
+        """Pictures as this model's network takes them: uint8 [B, 3, size, size]."""
+        return batch_of(images, self.size, self.fit_to_size)
+
+    @property
+    def fit_to_size(self) -> Fit:
+        """How pictures are brought to size: part of what the network is, and stored with it."""
+        if self._fit is None:
+            self._fit = backbones.find(self.backbone).fit
+        return self._fit
 
     def decision_function(self, images: Pictures) -> NDArray[np.float64]:
         """The method's own scores [B, K]."""
@@ -272,11 +293,18 @@ class Classifier:
 
     # --- the file ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
-        """Write one ``.nocl`` file, whole or not at all."""
+    def save(self, path: str | Path, *, network: Literal["whole", "name"] | None = None) -> None:
+        """Write one ``.nocl`` file, whole or not at all.
+
+        ``network="name"`` leaves the network's weights out and writes its name and digest: a small file, which needs
+        the same network installed where it is loaded. None writes as the file was that this model came from.
+        """
         learner = self.learner_
+        if (network or self._network) == "name" and not backbones.is_ready_by_name(self.backbone):
+            raise ValueError(f"the network {self.backbone!r} is not installed under a name: save it whole")
+        self._network = network or self._network
         self._entry = None  # what is learned from now on is a new entry: copies of this file can tell it apart
-        modelfile.write(Path(path), learner, self.about())
+        modelfile.write(Path(path), learner, self.about(), network=None if self._network == "whole" else self.backbone)
 
     @classmethod
     def load(cls, path: str | Path, *, trust: bool = False, device: str = "cpu") -> "Classifier":
@@ -292,8 +320,9 @@ class Classifier:
         return {
             "classes": list(self.class_names),
             "counts": [self._counts[name] for name in self.class_names],
-            "backbone": self.backbone if self.backbone in _named_backbones() else Path(self.backbone).name,
+            "backbone": Path(self.backbone).name if self.backbone.endswith(".safetensors") else self.backbone,
             "normalisation": _normalisation(self.learner_),
+            "fit": self.fit_to_size,
             "holdout": self.holdout,
             "calibration": self.calibration_.to_json(),
             "history": [{**entry} for entry in copy.deepcopy(self.history_)],
@@ -324,6 +353,8 @@ class Classifier:
             header["method"], backbone=backbone, size=side, params=params, recipe=recipe or None,  # type: ignore[arg-type]
             holdout=float(header["holdout"]), device=device, seed=seed,  # type: ignore[arg-type]
         )  # fmt: skip
+        made._fit = header.get("fit", "crop")  # before there were others, all pictures were cropped
+        made._network = "whole" if header.get("network") is None else "name"
         names: list[str] = header["classes"]
         if [label_of(name) for name in names] != learner.classes_.tolist():
             raise ValueError("the class names do not belong to the classes learned")
@@ -341,15 +372,12 @@ class Classifier:
         self.calibration_ = Calibration(_ROUGH_TEMPERATURE.get(self.method, 1.0))
 
     def _build(self) -> Learner:
-        network, path = _network_and_file(self.backbone)
         learner = make(
             self.method, **dict(self.params or {}),
-            backbone=network, recipe=dict(self.recipe or {}), image_size=self.size, seed=self.seed,
+            backbone=backbones.find(self.backbone).network, recipe=dict(self.recipe or {}),
+            image_size=self.size, seed=self.seed,
         )  # fmt: skip
-        if path is not None:
-            learner.base_ = load_weights(learner.network, path)
-        else:
-            learner.base_ = nets.load_pretrained(learner.network, network)
+        learner.base_ = backbones.fill(learner.network, self.backbone)
         learner.network.eval()
         return learner.to(self.device)
 
@@ -374,7 +402,7 @@ class Classifier:
 
     def _batch(self, images: Pictures, names: str | Sequence[str]) -> tuple[Tensor, Tensor]:
         """Images and labels, all checked before anything changes."""
-        x = batch_of(images, self.size)
+        x = self.read(images)
         given = [names] * len(x) if isinstance(names, str) else [str(name) for name in names]
         if len(given) != len(x):
             raise ValueError(f"{len(x)} images need {len(x)} names, not {len(given)}")
@@ -387,7 +415,7 @@ class Classifier:
         learner = self.learner_
         if not len(learner.classes_):
             raise NotFittedError("every class has been forgotten: call partial_fit first")
-        x = batch_of(images, self.size)
+        x = self.read(images)
         parts = [learner.decision_function(rows).cpu() for rows in x.split(_AT_ONCE)] if len(x) else []
         return torch.cat(parts) if parts else torch.zeros(0, len(learner.classes_))
 
@@ -458,23 +486,6 @@ def _split(labels: NDArray[np.int64], share: float, seed: int) -> tuple[NDArray[
         held += rows[order[:count]].tolist()
     is_held = np.isin(np.arange(len(labels)), held)
     return np.flatnonzero(~is_held), np.flatnonzero(is_held)
-
-
-def _network_and_file(backbone: str) -> tuple[str, Path | None]:
-    """The network to build and the file of its weights, if they are ready."""
-    if backbone in weights.PACKAGED:
-        return weights.PACKAGED[backbone], weights.file(backbone)
-    if backbone.endswith(".safetensors"):
-        path = Path(backbone)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file; give a safetensors file of reduced_resnet18 weights")
-        return "reduced_resnet18", path
-    return backbone, None
-
-
-def _named_backbones() -> Iterator[str]:
-    yield from weights.PACKAGED
-    yield from nets.BACKBONES
 
 
 def _normalisation(learner: Learner) -> JSON:

