@@ -3,6 +3,7 @@
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -291,3 +292,29 @@ def test_fitting_from_a_folder_of_paths(tmp_path: Path) -> None:
     paths = sorted(root.glob("*/*.png"))
     model = untaught().fit(paths, [path.parent.name for path in paths])
     assert model.counts_ == {"blue": 3, "red": 3}
+
+
+def test_an_empty_model_is_saved_and_goes_on_like_any_other(tmp_path: Path) -> None:
+    Classifier("ncm").save(tmp_path / "empty.nocl")
+    model = Classifier.load(tmp_path / "empty.nocl")
+    assert model.class_names == []
+    with pytest.raises(NotFittedError):
+        model.predict(pictures("red", 1))
+    learned, fresh = (one.partial_fit(pictures("red", 2), "red") for one in (model, Classifier("ncm")))
+    assert (learned.decision_function(pictures("red", 1)) == fresh.decision_function(pictures("red", 1))).all()
+    with pytest.raises(NotFittedError, match="not trained yet"):
+        Classifier("ncm", backbone="tiny_resnet18").save(tmp_path / "untrained.nocl")
+
+
+@pytest.mark.parametrize(
+    ("images", "names", "said"),
+    [
+        (pictures("red", 1), 7, "one class name or one for each image .* not 7"),
+        (None, "red", "images must be arrays, .* not None"),
+        ([], "red", "at least one picture"),
+        ("no/such.jpg", "red", "no/such.jpg: no such file"),
+    ],
+)
+def test_what_is_no_picture_or_name_is_told_what_was_expected(images: Any, names: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        Classifier("ncm").partial_fit(images, names)

@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -153,17 +153,10 @@ class Classifier:
         """
         x, y = self._batch(images, names)
         if not len(x):
-            return self
-        if self._learner is None:
-            learner = self._build()
-            if not learner.base_:
-                raise NotFittedError(
-                    f"the network {self.backbone!r} is not trained yet: call fit on base images first, "
-                    f"or take a trained one such as backbone={backbones.DEFAULT!r}"
-                )
-            self._learner = learner
+            raise ValueError("no images were given: give at least one picture, or leave the call out")
+        learner = self._ready()
         for rows_x, rows_y in zip(x.split(_AT_ONCE), y.split(_AT_ONCE)):
-            self._learner.observe(rows_x, rows_y)
+            learner.observe(rows_x, rows_y)
         self._note(Counter(self._names[label] for label in y.tolist()))
         return self
 
@@ -299,7 +292,7 @@ class Classifier:
         ``network="name"`` leaves the network's weights out and writes its name and digest: a small file, which needs
         the same network installed where it is loaded. None writes as the file was that this model came from.
         """
-        learner = self.learner_
+        learner = self._ready()
         if (network or self._network) == "name" and not backbones.is_ready_by_name(self.backbone):
             raise ValueError(f"the network {self.backbone!r} is not installed under a name: save it whole")
         self._network = network or self._network
@@ -367,6 +360,18 @@ class Classifier:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
+    def _ready(self) -> Learner:
+        """The learner, built on first use: a network that is trained can learn, and be saved, before any class came."""
+        if self._learner is None:
+            learner = self._build()
+            if not learner.base_:
+                raise NotFittedError(
+                    f"the network {self.backbone!r} is not trained yet: call fit on base images first, "
+                    f"or take a trained one such as backbone={backbones.DEFAULT!r}"
+                )
+            self._learner = learner
+        return self._learner
+
     def _reset(self) -> None:
         self._counts, self.history_, self._entry = Counter(), [], None
         self.calibration_ = Calibration(_ROUGH_TEMPERATURE.get(self.method, 1.0))
@@ -403,6 +408,10 @@ class Classifier:
     def _batch(self, images: Pictures, names: str | Sequence[str]) -> tuple[Tensor, Tensor]:
         """Images and labels, all checked before anything changes."""
         x = self.read(images)
+        if not isinstance(names, Iterable):
+            raise TypeError(
+                f"names must be one class name or one for each image ('mug', ['mug', 'cup']), not {names!r}"
+            )
         given = [names] * len(x) if isinstance(names, str) else [str(name) for name in names]
         if len(given) != len(x):
             raise ValueError(f"{len(x)} images need {len(x)} names, not {len(given)}")

@@ -58,6 +58,8 @@ def decode(
         raise
     except UnidentifiedImageError:
         raise BadImageError("empty file" if _is_empty(source) else "not an image") from None
+    except FileNotFoundError:
+        raise BadImageError("no such file") from None
     except Image.DecompressionBombError:
         raise BadImageError(f"more pixels than the limit of {pixel_limit}") from None
     except Exception as error:  # decoders fail in many ways on damaged files, all of them meaning the same

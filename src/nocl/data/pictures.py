@@ -6,7 +6,7 @@ list of them. Everything that is not already of the right size goes the one way 
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,10 @@ def pixels_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Iterator[NDAr
         yield from (_fitted(image, size, fit) for image in _images_in(pictures))
     elif isinstance(pictures, Image.Image | str | Path | bytes):
         yield _one(pictures, size, fit, 0)
+    elif not isinstance(pictures, Iterable):
+        raise TypeError(
+            f"images must be arrays, tensors, PIL images, paths or bytes, or a list of them, not {pictures!r}"
+        )
     else:
         for position, picture in enumerate(pictures):
             yield _one(picture, size, fit, position)
