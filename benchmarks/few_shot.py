@@ -28,7 +28,8 @@ def contenders() -> list[str]:
     return [
         name
         for name, cls in METHODS.items()
-        if issubclass(cls, FrozenLearner) and not cls.stores_exemplars and (not cls.uses_head or name in SETTINGS)
+        if issubclass(cls, FrozenLearner) and not cls.stores_exemplars
+        if name in SETTINGS or not make(name).needs_heads()
     ]
 
 

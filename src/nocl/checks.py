@@ -22,6 +22,7 @@ from torch import Tensor
 from nocl.learner import Learner, NotFittedError
 from nocl.methods import METHODS
 from nocl.methods._saving import load, save
+from nocl.plumbing.parameters import parameters_of
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, Batch
@@ -322,6 +323,29 @@ def it_learns(cls: type[Learner], params: dict[str, JSON]) -> None:
     expect(accuracy > 1.8 * chance, f"accuracy {accuracy:.2f} where chance is {chance:.2f}")
 
 
+def kept_says_what_is_stored(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """``kept()`` names covariances, variances and images if, and only if, the state has them; with every preset."""
+    named = [preset for preset in cls.presets.values() if "weights" not in preset]
+    chosen: list[dict[str, JSON]] = [
+        {name: choice} for name, parameter in parameters_of(cls).items() for choice in parameter.choices
+    ]
+    for settings in ({}, *named, *chosen):
+        settings = {**settings, "recipe": {**QUICK["recipe"], **settings.get("recipe", {})}}  # type: ignore[dict-item]
+        learner = build(cls, {**params, **settings})
+        learner.observe(*easy_images((*BASE_LABELS, *NOVEL_LABELS), 2, seed=2))
+        learner.end_session()
+        words, state = learner.kept(), learner.state_dict()
+        of_class = words.partition("beside")[0].replace("directions of its covariance", "")
+        n, own = len(learner.classes_), learner.network_state_names()
+        dim = learner.network.feature_dim(SIDE, getattr(learner, "stages", None))
+        sizes = [t.numel() // n for name, t in state.items() if name not in own and t.ndim > 1 and len(t) == n]
+        scatter = [t for name, t in state.items() if name.endswith("scatter") and name not in own]
+        where = f"with {settings}: it says {words!r}"
+        expect(("covariance" in of_class) == any(size >= dim * (dim + 1) // 2 for size in sizes), where)
+        expect(("variances" in words) == any(t.shape == (n, dim) for t in scatter), where)
+        expect(("images themselves" in words) == learner.stores_exemplars, where)
+
+
 LEARNER_CHECKS: dict[str, Callable[[type[Learner], dict[str, JSON]], None]] = {
     check.__name__: check
     for check in (
@@ -340,6 +364,7 @@ LEARNER_CHECKS: dict[str, Callable[[type[Learner], dict[str, JSON]], None]] = {
         interrupted_equals_uninterrupted,
         bad_input_is_refused,
         it_learns,
+        kept_says_what_is_stored,
     )
 }
 

@@ -1,12 +1,20 @@
-"""The one base class of every method, and the one for methods on a frozen network.
+"""The base class of every method, and the one for methods on a frozen network.
 
 After the base session a learner is handed ``(x, y)`` and nothing else, so it cannot take a second look. Outside a
 learner images are ``uint8 [B, 3, H, W]`` on the CPU; :meth:`Learner.prepare` is the only door inward. With
 ``backbone="features:D"`` a learner on a frozen network takes float rows [B, D] in their place. This module knows
-nothing of data sets, streams or results.
+nothing of data sets, streams or results. Forgetting classes and merging learners is in :mod:`nocl.merging`.
+
+A method writes ``observe``, ``decision_function`` and ``grow``, or on a frozen network ``learn``, ``score`` and
+``grow``; and ``end_session`` if it uses the end of a session. The base session calls, in this order:
+
+    fit_base(base)
+        train_network(base)           trains or loads the network; also heads, if needs_heads()
+        after_base(trained, base)     hook: takes over a trained head, passes over the base images
+            fit_base_features(pairs)  hook of FrozenLearner: its pass over base features; ends with end_session()
+        end_session()                 the base session ends like every other
 """
 
-import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from nocl import nets
+from nocl.merging import Merging, UnsupportedError
 from nocl.plumbing.parameters import Count, check_values, parameters_of
 from nocl.plumbing.progress import track
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, BaseSession, Batch
 from nocl.pretrain import Recipe, Trained, load_weights, train_base
-from nocl.stats.class_stats import ClassStats
 
 
 class NotFittedError(RuntimeError):
     """A prediction was asked of a learner that has met no class yet."""
-
-
-class UnsupportedError(NotImplementedError):
-    """This method cannot do what was asked, by its nature."""
 
 
 class Common(TypedDict, total=False):
@@ -48,7 +52,7 @@ class FrozenCommon(Common, total=False):
     stages: Sequence[int] | Literal["auto"] | None
 
 
-class Learner(nn.Module):
+class Learner(Merging):
     """Learns classes from a stream. Subclasses give ``observe``, ``decision_function`` and ``grow``.
 
     Hyper-parameters are keyword arguments of ``__init__`` with JSON values, kept under their own names. Their limits
@@ -74,11 +78,6 @@ class Learner(nn.Module):
     base_recipe: ClassVar[Recipe] = Recipe()
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
-    uses_head: ClassVar[bool] = False  # needs the base objective's head even when the network is given
-    statistics: ClassVar[tuple[str, ...]] = ()  # the ClassStats that hold all a method learns of a class, if they do
-
-    classes_: Tensor  # int64 [K], first-seen order = columns of decision_function
-    n_base_: Tensor  # int64 [], how many of them the base session brought
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         """Check the parameters of every learner in one place, before any work is done."""
@@ -138,6 +137,7 @@ class Learner(nn.Module):
         self.meet(base.classes if isinstance(base, BaseSession) else _labels_of(base))
         self.n_base_.fill_(len(self.classes_))
         self.after_base(self.train_network(base, workdir), base)
+        self.end_session()
         self.eval()
         return self
 
@@ -174,11 +174,11 @@ class Learner(nn.Module):
         return trained
 
     def needs_heads(self) -> bool:
-        """Whether projection or heads of the base objective are wanted even when the network is given."""
-        return self.uses_head
+        """True if the projection or heads of the base objective must be trained although the network is given."""
+        return False
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
-        """What a method does once the network is trained: take over a head, or pass over the base images."""
+        """Called when the network is trained: take over a head, or pass over the base images."""
 
     # --- classes ----------------------------------------------------------------------------------------------
 
@@ -196,122 +196,6 @@ class Learner(nn.Module):
         labels = y.tolist()
         self.meet(labels)
         return torch.tensor([self._column[label] for label in labels], dtype=torch.int64, device=self.device)
-
-    # --- what statistics allow: forgetting a class, joining two learners ----------------------------------------
-    # A method whose learning is in the ClassStats named by ``statistics`` has all of this for nothing; one that keeps
-    # more overrides mergeable, forgettable, forgets_exactly, kept, shrink, absorb, release and clear.
-
-    @property
-    def mergeable(self) -> bool:
-        """Whether what is learned is statistics, so that learners can be joined and classes taken out."""
-        return bool(self.statistics)
-
-    @property
-    def forgettable(self) -> bool:
-        """Whether a class can be taken out; what it left in parts that all classes share: ``forgets_exactly``."""
-        return self.mergeable
-
-    @property
-    def forgets_exactly(self) -> bool:
-        """Whether nothing of a forgotten class stays: each class has statistics of its own and nothing is shared."""
-        return self.mergeable and all(stats.spread != "shared" for stats in self._class_stats())
-
-    def kept(self) -> str:
-        """What is kept of the images, in words."""
-        if not self.mergeable:
-            return "a network or weights trained on the images"
-        words = {"none": "mean", "diagonal": "mean and variances", "full": "mean and covariance",
-                 "shared": "mean, beside one covariance of all classes"}  # fmt: skip
-        parts = dict.fromkeys(words[stats.spread] for stats in self._class_stats())
-        return f"of each class: count, {', '.join(parts)} of its features"
-
-    def shrink(self, column: int) -> None:
-        """Take the class of that column out of the statistics; called before ``classes_`` loses it."""
-        for stats in self._class_stats():
-            stats.remove(column)
-
-    def absorb(self, other: "Learner", columns: Tensor) -> None:
-        """Add another's statistics; its class i is our class ``columns[i]``."""
-        for mine, theirs in zip(self._class_stats(), other._class_stats()):
-            mine.merge(theirs, columns)
-
-    def release(self, other: "Learner", columns: Tensor) -> None:
-        """Undo ``absorb``."""
-        for mine, theirs in zip(self._class_stats(), other._class_stats()):
-            mine.subtract(theirs, columns)
-
-    def clear(self) -> None:
-        """Empty the statistics of all classes."""
-        for name, stats in zip(self.statistics, self._class_stats()):
-            setattr(self, name, ClassStats(stats.dim, stats.spread).to(self.device))
-
-    @torch.no_grad()
-    def forget(self, label: int) -> None:
-        """Remove a class and its statistics. What it gave to a shared covariance may stay: ``forgets_exactly``."""
-        if not self.forgettable:
-            self._need_statistics("forget a class")
-        if label not in self._column:
-            raise KeyError(f"class {label} was never met")
-        column = self._column[label]
-        self.shrink(column)
-        self.n_base_ -= int(column < int(self.n_base_))
-        self.classes_ = self.classes_[torch.arange(len(self.classes_), device=self.device) != column]
-        self._column = {int(kept): i for i, kept in enumerate(self.classes_.tolist())}
-
-    @torch.no_grad()
-    def merge(self, other: "Learner") -> None:
-        """Take in what a learner with the same network learned from other images: the same as having seen them all."""
-        self._check_mergeable(other)
-        self.absorb(other, self.columns(other.classes_))
-
-    @torch.no_grad()
-    def subtract(self, other: "Learner") -> None:
-        """Undo ``merge(other)``, to rounding: for what two learners learned before they parted."""
-        self._check_mergeable(other)
-        missing = [label for label in other.classes_.tolist() if label not in self._column]
-        if missing:
-            raise KeyError(f"cannot take away classes {missing[:5]}, which this learner has not met")
-        self.release(other, self.columns(other.classes_))
-
-    def copy_on_network(self) -> Self:
-        """A copy of everything but the network, which both then share: it must not be trained any more."""
-        return copy.deepcopy(self, {id(self.network): self.network})
-
-    def empty_copy(self) -> Self:
-        """The same learner with no classes, on the same network: what it learns can be merged back."""
-        self._need_statistics("learn apart and be merged")
-        copied = self.copy_on_network()
-        copied.clear()
-        copied._column, copied.classes_ = {}, self.classes_.new_zeros(0)
-        copied.n_base_ = torch.zeros_like(self.n_base_)
-        return copied
-
-    def _class_stats(self) -> list[ClassStats]:
-        return [getattr(self, name) for name in self.statistics]
-
-    def _need_statistics(self, what: str) -> None:
-        if not self.mergeable:
-            raise UnsupportedError(
-                f"{type(self).__name__} as it is set cannot {what}: what it learns is not kept class by class; "
-                "use a method on class statistics such as ncm"
-            )
-
-    def _check_mergeable(self, other: "Learner") -> None:
-        self._need_statistics("be merged")
-        if type(other) is not type(self):
-            raise ValueError(f"cannot merge {type(other).__name__} into {type(self).__name__}")
-        mine, theirs = self.get_params() | {"seed": 0}, other.get_params() | {"seed": 0}
-        differ = [
-            f"{name} is {mine[name]} here and {theirs[name]} there" for name in mine if mine[name] != theirs[name]
-        ]
-        if differ:
-            raise ValueError(f"cannot merge: {', '.join(differ)}")
-        if other.network is self.network:
-            return
-        here, there = self.state_dict(), other.state_dict()
-        for name in self.network_state_names():
-            if not torch.equal(here[name].cpu(), there[name].cpu()):
-                raise ValueError(f"cannot merge: the networks differ ({name}); both must have the same")
 
     # --- the door inward --------------------------------------------------------------------------------------
 
@@ -412,9 +296,6 @@ class FrozenLearner(Learner):
         """A module from features to scores, everything derived beforehand, for exporting; None: ``score`` will do."""
         return None
 
-    def finish_base(self) -> None:
-        """The statistics of the base session are complete; choose here what base data may choose."""
-
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
         """Frozen features float [B, d]."""
@@ -434,14 +315,17 @@ class FrozenLearner(Learner):
         self.fit_base_features((self.features(x), y) for x, y in track(base, "base statistics"))
 
     def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """The base session after the network: features and labels, once."""
+        """The base session after the network: features with their labels, once."""
         for z, y in pairs:
             self.learn(z, y)
         self.n_base_.fill_(len(self.classes_))
-        self.finish_base()
+        self.end_session()
         return self
 
 
 def _labels_of(base: Iterable[Batch]) -> Iterator[int]:
     for _, y in base:
         yield from y.tolist()
+
+
+__all__ = ["Common", "FrozenCommon", "FrozenLearner", "Learner", "NotFittedError", "UnsupportedError"]

@@ -38,7 +38,7 @@ ORDER = torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
 BATCH_FREE = [
     name
     for name, cls in METHODS.items()
-    if issubclass(cls, FrozenLearner) and not cls.depends_on_batching and not cls.uses_head
+    if issubclass(cls, FrozenLearner) and not cls.depends_on_batching and not make(name).needs_heads()
 ]
 
 

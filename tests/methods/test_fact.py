@@ -1,14 +1,17 @@
 """FACT: the four losses and the answer, against the public code's numbers and by their invariants."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from nocl import nets
-from nocl.checks import easy_images, fitted, novel, split, teach
+from nocl.checks import BASE_LABELS, easy_images, fitted, novel, split, teach
 from nocl.losses import cross_entropy_without, virtual_labels
 from nocl.methods.fact import FACT, ForwardCompatible, assign, mixed_labels, mixture, orthogonal_rows
 from nocl.methods.ncm import NCM
+from nocl.plumbing.files import write_tensors
 from nocl.plumbing.seeding import generator
 from nocl.pretrain import Recipe, train_base
 from tests.support.feature_nets import blobs, feed, on_features
@@ -179,3 +182,15 @@ def test_learners_with_other_virtual_rows_are_not_merged() -> None:
     other.virtual_.add_(1)
     with pytest.raises(ValueError, match="virtual_"):
         one.merge(other)
+
+
+def test_on_a_given_network_the_virtual_rows_are_trained(tmp_path: Path) -> None:
+    network = nets.build("tiny_resnet18", seed=3)
+    weights = tmp_path / "network.safetensors"
+    write_tensors(weights, network.state_dict(), {})
+    learner = FACT(backbone="tiny_resnet18", weights=str(weights), virtual=6, recipe={"head_epochs": 3, "lr": 0.05})
+    start = learner.virtual_.clone()
+    learner.fit_base(split(easy_images(BASE_LABELS, 8, seed=1), 16))
+    assert len(learner.log_["base_loss"]) == 3  # type: ignore[arg-type]
+    assert not torch.equal(learner.virtual_, start)
+    assert torch.equal(learner.network.state_dict()["mean"], network.state_dict()["mean"])

@@ -63,7 +63,6 @@ class RotatedCrossEntropy(SharpCrossEntropy):
 class DistillingLearner(Learner):
     """Base class of PASS and SSRE. Not a method itself. Subclasses give ``loss`` and ``learning_parameters``."""
 
-    uses_head = True
     uses_boundaries = True
     rows = 1  # of the head for each class; the first of them answers
     known_: Tensor  # int64 [], how many classes the previous network knows
@@ -118,12 +117,14 @@ class DistillingLearner(Learner):
         self.stats.grow(n)
         self.adam.follow(self.learning_parameters())
 
+    def needs_heads(self) -> bool:
+        return True
+
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         if isinstance(trained.objective, SharpCrossEntropy):
             self.head.load_state_dict(trained.objective.head.state_dict())
         for x, y in track(base, "base statistics"):
             self.stats.update(self.features(x), self.columns(y))
-        self.end_session()
 
     def end_session(self) -> None:
         """The network as it is now becomes the previous one; the session's mean terms go into the log."""
@@ -135,6 +136,9 @@ class DistillingLearner(Learner):
         self.previous.load_state_dict(self.network.state_dict())
         self.known_.fill_(len(self.classes_))
         self.adam.restart()
+
+    def kept(self) -> str:
+        return "a network trained on the images; of each class: count, mean and variances of its features"
 
     def network_state_names(self) -> set[str]:
         kinds = ("network.", "previous.", "adapters.", "adam.")

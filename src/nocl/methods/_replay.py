@@ -29,7 +29,6 @@ class ReplayLearner(Learner):
     """Base class of the methods that keep ``memory_size`` images. Not a method itself."""
 
     stores_exemplars = True
-    uses_head = True
     memory: Reservoir
 
     def __init__(
@@ -44,6 +43,12 @@ class ReplayLearner(Learner):
         self.memory_size, self.lr, self.freeze_backbone = memory_size, lr, freeze_backbone
         self.feature_dim = self.network.feature_dim(self.image_size)
         self.memory = Reservoir(memory_size, self.image_size)
+
+    def needs_heads(self) -> bool:
+        return True
+
+    def kept(self) -> str:
+        return f"up to {self.memory_size} of the images themselves, and a network trained on them"
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         self.take_heads(trained)

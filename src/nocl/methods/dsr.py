@@ -149,7 +149,6 @@ class DSR(FrozenLearner):
     """
 
     uses_boundaries = True  # refines when a session ends, unless refine_every is set
-    uses_head = True
     base_recipe = Recipe(objective="sc", power=0.5, projection=2048, head_epochs=10)
     presets = PRESETS
     check_params = {"dim": 32, "iterations": 3, "samples": 5}  # noqa: RUF012
@@ -244,9 +243,6 @@ class DSR(FrozenLearner):
         self.log_[curve] = list(losses)
         self._take_projection(objective)
 
-    def finish_base(self) -> None:
-        self.pending_.zero_()
-
     def grow(self, n: int) -> None:
         self.vanilla.grow(n)
         self.high.grow(n)
@@ -266,6 +262,7 @@ class DSR(FrozenLearner):
         """The bi-level loop, once for what was observed since the last."""
         novel = slice(int(self.n_base_), len(self.classes_))
         if not self.pending_ or novel.start >= novel.stop:
+            self.pending_.zero_()
             return
         h = self.high.mean.float()  # [K, D]
         self._note("cosine_before", mean_absolute_cosine(h).item())
@@ -363,7 +360,7 @@ class DSR(FrozenLearner):
         self.high.remove(column)
 
     def kept(self) -> str:
-        spread = "covariance" if self.covariance == "full" else "variances"
+        spread = "variances" if self.covariance == "diagonal" else "covariance"
         return f"of each class: count, mean and {spread} of its features, mean of their projection; and the projection"
 
     # --- answers ----------------------------------------------------------------------------------------------

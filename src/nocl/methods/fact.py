@@ -138,7 +138,6 @@ class FACT(NCM):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
-    uses_head = True  # the virtual rows
     base_recipe = Recipe(
         objective="nocl.methods.fact:ForwardCompatible",
         lr=0.1,
@@ -171,6 +170,9 @@ class FACT(NCM):
         names = ("virtual", "beta", "alpha", "temperature", "virtual_from", "official")
         self.full_recipe = self.full_recipe.with_changes({"options": {name: getattr(self, name) for name in names}})
         self.register_buffer("virtual_", orthogonal_rows(0, virtual, self.feature_dim, self.seed))
+
+    def needs_heads(self) -> bool:
+        return True  # the virtual rows
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         if isinstance(trained.objective, ForwardCompatible):

@@ -107,9 +107,6 @@ class FeCAM(FrozenLearner):
         if self.by_session:
             self.session.update(g, torch.zeros_like(columns))
 
-    def finish_base(self) -> None:
-        self.end_session()
-
     def end_session(self) -> None:
         if not self.by_session or not int(self.session.count):
             return
@@ -118,6 +115,11 @@ class FeCAM(FrozenLearner):
         self.n_common_.fill_(everything)
         for buffer in self.session.buffers():
             buffer.zero_()
+
+    def kept(self) -> str:
+        if self.by_session:
+            return "of each class: count and mean of its features, beside one covariance of all classes"
+        return super().kept()
 
     def _blend(self, share_of_old: float) -> Tensor:
         new = self.session.covariance(unbiased=True)[0]

@@ -33,8 +33,6 @@ class Finetune(Learner):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
-    uses_head = True
-
     def __init__(
         self,
         *,
@@ -48,6 +46,9 @@ class Finetune(Learner):
 
     def grow(self, n: int) -> None:
         self.head.grow(n, self.draw)
+
+    def needs_heads(self) -> bool:
+        return True
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         if isinstance(trained.objective, CrossEntropy):

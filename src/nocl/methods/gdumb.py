@@ -94,6 +94,9 @@ class GDumb(Learner):
         if init == "scratch":  # the base network would never be used
             self.full_recipe = replace(self.full_recipe, epochs=0)
 
+    def kept(self) -> str:
+        return f"up to {self.memory_size} of the images themselves, and a network trained on them"
+
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         for x, y in track(base, "filling the memory"):
             self.observe(x, y)

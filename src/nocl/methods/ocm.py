@@ -155,8 +155,6 @@ class OCM(ReplayClassifier):
                 for part, labels in zip(x.split(_BASE_BATCH), y.split(_BASE_BATCH)):
                     self._step(self.first_loss(self.scale(part), self.columns(labels)))
         self.fill(base)
-        self.end_session()
-        self.eval()
 
     def observe(self, x: Tensor, y: Tensor) -> None:
         new, columns = self.scale(x), self.columns(y)

@@ -123,20 +123,18 @@ class RanPAC(FrozenLearner):
         self.stats = RidgeStats(self.layer.width).to(self.device)
 
     def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        if self.ridge is None:
-            self._held_out = RidgeStats(self.layer.width).to(self.device)
-            self._held_out.grow(len(self.classes_))
-        return super().fit_base_features(pairs)
-
-    def finish_base(self) -> None:
-        if self._held_out is None:
-            return
+        if self.ridge is not None:
+            return super().fit_base_features(pairs)
+        self._held_out = RidgeStats(self.layer.width).to(self.device)
+        self._held_out.grow(len(self.classes_))
+        super().fit_base_features(pairs)
         if int(self._held_out.count.sum()):
             ridge, errors = choose_ridge(self.stats, self._held_out)
             self.ridge_.fill_(ridge)
             self.log_["ridge_errors"] = list(errors)
         self.stats.merge(self._held_out)
         self._held_out = None
+        return self
 
     def score(self, z: Tensor) -> Tensor:
         weight = self._weights.get(

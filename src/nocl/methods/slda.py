@@ -120,14 +120,13 @@ class SLDA(FrozenLearner):
     def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         self._in_base = True  # the base estimate is exact in both modes
         try:
-            return super().fit_base_features(pairs)
+            super().fit_base_features(pairs)
         finally:
             self._in_base = False
-
-    def finish_base(self) -> None:
         n = int(self.samples_)
         self.stats.scatter.copy_(n * oas(self.sigma(), n))
         self.fixed_.fill_(self.covariance == "fixed")
+        return self
 
     def sigma(self) -> Tensor:
         """The shared covariance [d, d]."""

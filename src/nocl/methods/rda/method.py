@@ -211,9 +211,6 @@ class RDA(FrozenLearner):
             self.power, rule.mean, torch.stack(roots), torch.stack(sizes) * self.log_determinant - rule.noise
         )
 
-    def finish_base(self) -> None:
-        self.end_session()
-
     def end_session(self) -> None:
         if self.storage == "lowrank" and len(self.stats):
             self.shapes.compress(self.stats.count, self.shared_covariance())
