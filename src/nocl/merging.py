@@ -30,9 +30,7 @@ class UnsupportedError(NotImplementedError):
 class Merging(nn.Module):
     """The part of a learner that takes classes out and joins learners. The rest is in :class:`nocl.learner.Learner`."""
 
-    statistics: ClassVar[
-        tuple[str, ...]
-    ] = ()  # attributes with the ClassStats that hold all that is learned of a class
+    statistics: ClassVar[tuple[str, ...]] = ()  # the attributes with ClassStats, if these hold all that is learned
 
     classes_: Tensor  # int64 [K], first-seen order = columns of decision_function
     n_base_: Tensor  # int64 [], how many of them the base session brought
