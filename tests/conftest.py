@@ -16,6 +16,9 @@ MARKS = {
     "slow": "they take minutes each: pytest -m slow",
     "ray": "they start a local Ray: pytest -m ray tests/experiments/test_ray.py",
 }
+os.environ.setdefault(
+    "NOCL_ENGINE", "torch"
+)  # exporting a network takes seconds; tests/nets/test_engine.py asks for it
 LeftOut = dict[str, str]  # a test's id and why it did not run
 KEY = pytest.StashKey[LeftOut]()
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from nocl import nets
 from nocl.merging import Merging, UnsupportedError
+from nocl.nets.engine import Engine
 from nocl.plumbing.parameters import Count, check_values, parameters_of
 from nocl.plumbing.progress import track
 from nocl.plumbing.seeding import generator
@@ -283,6 +284,7 @@ class FrozenLearner(Learner):
         wanted = self.network.last_stages(self.depths) if stages == "auto" else stages
         self.stages = None if wanted is None else tuple(int(stage) for stage in wanted)
         self.feature_dim = self.network.feature_dim(self.image_size, self.stages)
+        self.engine = Engine()  # no parameter: like the device, it says where to compute, not what
 
     def learn(self, z: Tensor, y: Tensor) -> None:
         """Learn from features [B, d] with their labels."""
@@ -298,10 +300,8 @@ class FrozenLearner(Learner):
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """Frozen features float [B, d]."""
-        self.network.eval()
-        z: Tensor = self.network(self.prepare(x), self.stages)
-        return z
+        """Frozen features float [B, d], by the engine chosen (:mod:`nocl.nets.engine`)."""
+        return self.engine.features(self.network, x, self.image_size, self.stages)
 
     def observe(self, x: Tensor, y: Tensor) -> None:
         self.learn(self.features(x), y)

@@ -14,7 +14,7 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-from nocl.learner import Learner, UnsupportedError
+from nocl.learner import FrozenLearner, Learner, UnsupportedError
 from nocl.methods import name_of
 from nocl.methods._saving import load_with_extra, save
 from nocl.metrics import Exam, assess
@@ -50,6 +50,8 @@ def run(
     once, which changes the speed alone.
     """
     where = environment(learner.device)  # now: a checkout may move on while the run lasts
+    if isinstance(learner, FrozenLearner):
+        where["engine"] = learner.engine.name
     if learner.uses_boundaries and not stream.boundaries:
         raise UnsupportedError(learner.without_boundaries())
     result = _continue(learner, stream, folder, test_every)

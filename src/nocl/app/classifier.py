@@ -31,6 +31,7 @@ from nocl.data.decode import Fit
 from nocl.data.pictures import Pictures, batch_of
 from nocl.learner import FrozenLearner, Learner, NotFittedError, UnsupportedError
 from nocl.methods import make
+from nocl.nets.engine import engine_named
 from nocl.plumbing.files import DamagedFileError
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
@@ -49,7 +50,8 @@ class Classifier:
     safetensors file, ``timm:NAME``, your own as ``module:factory``, or the name of a network to train in ``fit``
     (``reduced_resnet18``). Pictures are brought to ``size`` pixels a side (None: the network's own choice) in the way
     that the network was made for. ``params`` goes to the method and ``recipe`` to the training of the network.
-    ``holdout`` is the share of each base class that ``fit`` keeps back to calibrate probabilities with.
+    ``holdout`` is the share of each base class that ``fit`` keeps back to calibrate probabilities with. ``engine`` runs
+    a frozen network: ``torch``, ``onnx`` (faster on a processor), or ``auto`` for onnx where it is installed.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Classifier:
         recipe: Mapping[str, JSON] | None = None,
         holdout: float = 0.1,
         device: str = "cpu",
+        engine: str = "auto",
         seed: int = 0,
     ) -> None:
         if "recipe" in (params or {}):
@@ -69,7 +72,7 @@ class Classifier:
         self.method, self.backbone, self.params = method, backbone, params
         self.size = backbones.find(backbone).side if size is None else size
         self._fit: Fit | None = None  # how pictures are brought to size; None: as the network says
-        self.recipe, self.holdout, self.device, self.seed = recipe, holdout, device, seed
+        self.recipe, self.holdout, self.device, self.engine, self.seed = recipe, holdout, device, engine, seed
         self._learner: Learner | None = None
         self._network: Literal["whole", "name"] = "whole"  # how a file holds it
         self._names: dict[int, str] = {}
@@ -300,11 +303,11 @@ class Classifier:
         modelfile.write(Path(path), learner, self.about(), network=None if self._network == "whole" else self.backbone)
 
     @classmethod
-    def load(cls, path: str | Path, *, trust: bool = False, device: str = "cpu") -> "Classifier":
+    def load(cls, path: str | Path, *, trust: bool = False, device: str = "cpu", engine: str = "auto") -> "Classifier":
         """Read a file back: it predicts and goes on learning as if never interrupted."""
         learner, header = modelfile.read(Path(path), trust=trust, device=device)
         try:
-            return cls._from(learner, header, device)
+            return cls._from(learner, header, device, engine)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"{path}: the header does not describe a model: {error}") from error
 
@@ -316,6 +319,7 @@ class Classifier:
             "backbone": Path(self.backbone).name if self.backbone.endswith(".safetensors") else self.backbone,
             "normalisation": _normalisation(self.learner_),
             "fit": self.fit_to_size,
+            "engine": getattr(getattr(self.learner_, "engine", None), "name", "torch"),
             "holdout": self.holdout,
             "calibration": self.calibration_.to_json(),
             "history": [{**entry} for entry in copy.deepcopy(self.history_)],
@@ -338,14 +342,15 @@ class Classifier:
         }
 
     @classmethod
-    def _from(cls, learner: Learner, header: dict[str, Any], device: str) -> "Classifier":
+    def _from(cls, learner: Learner, header: dict[str, Any], device: str, engine: str) -> "Classifier":
         backbone, params = header["backbone"], learner.get_params()
         seed, side, recipe = params.pop("seed"), params.pop("image_size"), params.pop("recipe")
         del params["backbone"], params["weights"]
         made = cls(
             header["method"], backbone=backbone, size=side, params=params, recipe=recipe or None,  # type: ignore[arg-type]
-            holdout=float(header["holdout"]), device=device, seed=seed,  # type: ignore[arg-type]
+            holdout=float(header["holdout"]), device=device, engine=engine, seed=seed,  # type: ignore[arg-type]
         )  # fmt: skip
+        made._use_engine(learner)
         made._fit = header.get("fit", "crop")  # before there were others, all pictures were cropped
         made._network = "whole" if header.get("network") is None else "name"
         names: list[str] = header["classes"]
@@ -384,7 +389,12 @@ class Classifier:
         )  # fmt: skip
         learner.base_ = backbones.fill(learner.network, self.backbone)
         learner.network.eval()
+        self._use_engine(learner)
         return learner.to(self.device)
+
+    def _use_engine(self, learner: Learner) -> None:
+        if isinstance(learner, FrozenLearner):
+            learner.engine = engine_named(self.engine)
 
     def _fit_base(self, learner: Learner, base: ImageSet, workdir: Path | None) -> None:
         classes = tuple(dict.fromkeys(base.labels.tolist()))

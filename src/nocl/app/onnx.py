@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nocl.app.classifier import Classifier
 from nocl.learner import FrozenLearner, Learner, UnsupportedError
+from nocl.nets.engine import Engine
 from nocl.nets.timm import MissingExtraError
 from nocl.plumbing.files import write_atomically
 
@@ -40,7 +41,10 @@ def export_onnx(model: Classifier, path: Path) -> None:
     """Write the model as it predicts now; what it learns later needs another export."""
     onnx = _needed("onnx")
     _needed("onnxscript")
-    scorer = _Scorer(model.learner_.copy_on_network(), model.calibration_.temperature).eval()
+    learner = model.learner_.copy_on_network()
+    if isinstance(learner, FrozenLearner):
+        learner.engine = Engine()  # what is exported is PyTorch's graph
+    scorer = _Scorer(learner, model.calibration_.temperature).eval()
     example = torch.zeros(2, 3, model.size, model.size, dtype=torch.uint8)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:

@@ -45,6 +45,7 @@ def run(
     preset: Annotated[str | None, typer.Option(help="Named settings of the method, or a file of `nocl tune`.")] = None,
     backbone_from: Annotated[Path | None, typer.Option(help="Take the network from this file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    engine: Annotated[str, typer.Option(help="What runs a frozen network: torch, onnx.")] = "torch",
     devices: Annotated[int, typer.Option(help="Processes on this node that share the base training.")] = 1,
     nodes: Annotated[int, typer.Option(help="Nodes that share it; start the same command on each.")] = 1,
     precision: Annotated[str, typer.Option(help="Of the base training: 32-true, bf16-mixed, 16-mixed.")] = "32-true",
@@ -78,6 +79,7 @@ def run(
             order_seed=order_seed,
             base_batch_size=base_batch_size,
             device=device,
+            engine=engine,
         )
         folder = out / job.name()
     with computing(Compute(devices, nodes, precision)):

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Self
 
 from nocl import data
-from nocl.learner import Learner
+from nocl.learner import FrozenLearner, Learner
 from nocl.methods import METHODS, make
+from nocl.nets.engine import engine_named
 from nocl.plumbing.files import digest, file_digest, write_json
 from nocl.plumbing.parameters import check_values
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
@@ -34,6 +35,7 @@ class Job:
     batch_size: int = 10
     base_batch_size: int = 100
     device: str = "cpu"
+    engine: str = "torch"  # what runs a frozen network: torch or onnx, see nocl.nets.engine
     arrivals: str = ""  # another stream than that of ``partition``: ``si_blurry:sessions=5``, see nocl.arrivals
     test_every: int = 0  # images between tests in the middle of sessions; 0: tests at their ends only
 
@@ -61,7 +63,10 @@ class Job:
 
     def learner(self, image_size: int) -> Learner:
         """The learner, for images of that size."""
-        return make(self.method, **{"image_size": image_size, "seed": self.seed, **self.chosen()}).to(self.device)
+        learner = make(self.method, **{"image_size": image_size, "seed": self.seed, **self.chosen()})
+        if isinstance(learner, FrozenLearner):
+            learner.engine = engine_named(self.engine)
+        return learner.to(self.device)
 
     def chosen(self) -> dict[str, JSON]:
         """Parameters that are not the method's defaults. What the user set stands over the preset."""
@@ -79,6 +84,8 @@ class Job:
         for name in ("arrivals", "test_every"):  # so that runs without them keep their names
             if not identity[name]:
                 del identity[name]
+        if self.engine == "torch":
+            del identity["engine"]
         weights = self.params.get("weights")
         if isinstance(weights, str) and Path(weights).is_file():
             identity["params"] = {**self.params, "weights": file_digest(Path(weights))}

@@ -54,14 +54,18 @@ class Backbone(nn.Module):
         """Features [B, d] from there on: ``late(early(x))`` is ``forward(x)``."""
         return self.forward(h)
 
-    def read(self, x: Tensor, image_size: int) -> Tensor:
-        """uint8 images of that side to float in [0, 1] on this network's device."""
+    def check(self, x: Tensor, image_size: int) -> None:
+        """Refuse what is not a batch of uint8 images of that side."""
         if x.dtype != torch.uint8 or x.ndim != 4 or tuple(x.shape[1:]) != (3, image_size, image_size):
             raise ValueError(
                 f"images must be uint8 [B, 3, {image_size}, {image_size}], not "
                 f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}; resize them or build the learner with another "
                 "image_size"
             )
+
+    def read(self, x: Tensor, image_size: int) -> Tensor:
+        """uint8 images of that side to float in [0, 1] on this network's device."""
+        self.check(x, image_size)
         return x.to(self.mean.device).float() / 255
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -69,9 +73,8 @@ class Backbone(nn.Module):
         x = (x - self.mean) / self.std
         if self.enlarge_to is not None and tuple(x.shape[2:]) != (self.enlarge_to,) * 2:
             x = F.interpolate(x, (self.enlarge_to,) * 2, mode="bicubic", align_corners=False)
-        if (
-            torch.compiler.is_compiling() or len(x) == 1
-        ):  # an exported graph lays it out itself; one image is faster as is
+        exporting = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
+        if exporting or len(x) == 1:  # an exported graph lays it out itself; one image is faster as is
             return x
         return x.contiguous(memory_format=torch.channels_last)
 
