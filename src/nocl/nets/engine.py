@@ -137,7 +137,7 @@ class _Graph(nn.Module):
 
 def _exported(network: Backbone, image_size: int, stages: Stages) -> bytes:
     example = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
-    out = io.BytesIO()
+    out: Any = io.BytesIO()  # taken by this exporter, although its signature names paths only
     with warnings.catch_warnings():  # dynamo=False: thirteen times as fast as the newer exporter, for the same graph
         warnings.simplefilter("ignore")
         torch.onnx.export(
