@@ -144,7 +144,8 @@ def _exported(network: Backbone, image_size: int, stages: Stages) -> bytes:
             _Graph(network, stages).eval(), (example,), out, input_names=["images"], output_names=["features"],
             dynamic_axes={"images": {0: "batch"}, "features": {0: "batch"}}, dynamo=False,
         )  # fmt: skip
-    return out.getvalue()
+    graph: bytes = out.getvalue()
+    return graph
 
 
 def _session(graph: bytes) -> Any:
