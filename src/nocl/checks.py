@@ -11,7 +11,7 @@ import copy
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -44,15 +44,21 @@ class CheckError(AssertionError):
 def check_learner(method: str | type[Learner], **params: JSON) -> list[str]:
     """Run every check; raise one error that lists all that failed. Returns the names of the checks."""
     cls = by_name(method, METHODS, "method") if isinstance(method, str) else method
-    failures = []
-    for name, check in LEARNER_CHECKS.items():
-        try:
-            check(cls, params)
-        except Exception as error:  # a check may fail in any way the method does; all are reported together
-            failures.append(f"{name}: {type(error).__name__}: {error}")
+    outcomes = each_check(cls, params)
+    failures = [f"{name}: {type(error).__name__}: {error}" for name, error in outcomes if error is not None]
     if failures:
         raise CheckError(f"{cls.__name__} breaks {len(failures)} of {len(LEARNER_CHECKS)}:\n" + "\n".join(failures))
     return list(LEARNER_CHECKS)
+
+
+def each_check(cls: type[Learner], params: dict[str, JSON]) -> Iterator[tuple[str, Exception | None]]:
+    """The checks one after the other: the name of each, and the error with which it failed."""
+    for name, check in LEARNER_CHECKS.items():
+        try:
+            check(cls, params)
+            yield name, None
+        except Exception as error:  # a check may fail in any way the method does; all are reported together
+            yield name, error
 
 
 def check_stream(make: Callable[[], Stream]) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nocl.checks import LEARNER_CHECKS
 from nocl.experiments.job import parse_settings
 from nocl.results import RunResult
 
@@ -28,6 +29,7 @@ def nocl(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["run"], "nocl run ncm"),
         (["run", "nmc"], "did you mean 'ncm'"),
         (["run", "ncm", "--dataset", "glifs"], "glyphs"),
         (["run", "ncm", "--set", "powr=1"], "did you mean 'power'"),
@@ -71,3 +73,30 @@ def test_settings_nest_by_dots_and_keep_text() -> None:
     assert parse_settings(["a.b=1", "a.c=true", "d=x y"]) == {"a": {"b": 1, "c": True}, "d": "x y"}
     with pytest.raises(ValueError, match="already has a plain value"):
         parse_settings(["a=1", "a.b=2"])
+
+
+BROKEN = """
+from nocl.methods.ncm import NCM
+
+class Forgetful(NCM):
+    \"\"\"Answers with fewer columns than classes.\"\"\"
+    def score(self, z):
+        return super().score(z)[:, :1]
+"""
+
+
+def test_check_finds_the_module_beside_it_and_lists_every_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_module.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    script = "import sys; sys.argv[1:] = ['check', 'my_module:Forgetful']; sys.path.remove('')"  # as a console script
+    script += "; import nocl.cli; nocl.cli.main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    for name in LEARNER_CHECKS:
+        assert f" {name}: " in done.stdout
+    assert "FAILS it_learns" in done.stdout
+    assert "ok    parameters_round_trip" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "--verbose" in done.stderr

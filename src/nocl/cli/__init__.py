@@ -93,6 +93,7 @@ def options(
 def main() -> None:
     """Run the command line. Errors that a user can mend are one line on stderr; NOCL_DEBUG=1 shows where they arose."""
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.path.append(os.getcwd())  # my_module:MyMethod lies beside the user; last, so that it hides no installed module
     try:
         app()
     except KeyboardInterrupt:

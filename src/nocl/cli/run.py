@@ -1,16 +1,20 @@
 """Commands of the researcher: run a method, report results, check one's own method."""
 
+import sys
 from pathlib import Path
+from traceback import format_exception
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from nocl import report as reports
-from nocl.checks import LEARNER_CHECKS, check_learner
+from nocl.checks import LEARNER_CHECKS, each_check
 from nocl.cli.show import session_table, shown_progress
 from nocl.experiments.job import Job, over, parse_settings, read_preset
 from nocl.experiments.paper.reproduce import PLAN, rebuild
+from nocl.methods import METHODS
+from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 from nocl.pretrain.devices import Compute, computing
 from nocl.results import RunResult
@@ -18,7 +22,10 @@ from nocl.run import RESULT
 from nocl.run import run as run_protocol
 
 run_app = typer.Typer()
-DEFAULT_METHOD = "dsr"
+WHICH_METHOD = (
+    "name a method. The quickest, a minute or two on the embedded data: nocl run ncm --epochs 8 --schedule onecycle. "
+    "All methods: nocl list methods"
+)
 
 
 @run_app.command()
@@ -27,28 +34,34 @@ def run(
     dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "glyphs",
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
-    partition: Annotated[str, typer.Option(help="Base+each x sessions, in percent of the classes.")] = "60+4x10",
+    partition: Annotated[str, typer.Option(help="Percent of base classes + percent a session x sessions.")] = "60+4x10",
     stream: Annotated[
         str, typer.Option(help="Another stream than the partition's, such as si_blurry:base=60,sessions=5.")
     ] = "",
     test_every: Annotated[int, typer.Option(help="Test in the middle of sessions, every so many images.")] = 0,
-    seed: Annotated[int, typer.Option(help="Decides the class order and the learner's chance.")] = 0,
-    order_seed: Annotated[int | None, typer.Option(help="Decides the class order alone; default: the seed.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the method, and of the class order.")] = 0,
+    order_seed: Annotated[
+        int | None, typer.Option(help="Random seed of the class order alone; default: --seed.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Its learning rate: constant, onecycle, cosine, steps:60,70.")
+        str | None, typer.Option(help="Learning rate of the base session: constant, onecycle, cosine, steps:60,70.")
     ] = None,
     base_batch_size: Annotated[int, typer.Option(help="Images in a batch of the base session.")] = 100,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Parameter of the method, key=value; repeatable.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Named settings of the method, or a file of `nocl tune`.")] = None,
-    backbone_from: Annotated[Path | None, typer.Option(help="Take the network from this file.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    backbone_from: Annotated[Path | None, typer.Option(help="Take the trained base network from this file.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")] = "cpu",
     engine: Annotated[str, typer.Option(help="What runs a frozen network: torch, onnx.")] = "torch",
-    devices: Annotated[int, typer.Option(help="Processes on this node that share the base training.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Nodes that share it; start the same command on each.")] = 1,
-    precision: Annotated[str, typer.Option(help="Of the base training: 32-true, bf16-mixed, 16-mixed.")] = "32-true",
+    devices: Annotated[int, typer.Option(help="Processes on this machine that share the base training.")] = 1,
+    nodes: Annotated[
+        int, typer.Option(help="Machines that share the base training; start the same command on each.")
+    ] = 1,
+    precision: Annotated[
+        str, typer.Option(help="Number format of the base training: 32-true, bf16-mixed, 16-mixed.")
+    ] = "32-true",
     out: Annotated[Path, typer.Option(help="Folder for runs and their reports.")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
 ) -> None:
@@ -56,7 +69,9 @@ def run(
     if resume is not None:
         folder, job = resume, Job.load(resume)
     else:
-        method, params = method or DEFAULT_METHOD, parse_settings(settings or [])
+        if method is None:
+            raise ValueError(WHICH_METHOD)
+        params = parse_settings(settings or [])
         if preset is not None and preset.endswith(".json"):
             params, preset = over(read_preset(Path(preset), method), params), None
         asked: dict[str, JSON] = {"epochs": epochs, "schedule": schedule}
@@ -108,7 +123,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them, or result files.")],
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
 ) -> None:
-    """Compare finished and unfinished runs: Markdown, CSV, LaTeX and one HTML page. Renews experiments' tables too."""
+    """Compare runs: Markdown, CSV, LaTeX and one HTML page. Tables of experiments in these folders are written anew."""
     for plan in sorted({plan for path in runs for plan in path.rglob(PLAN)}):
         print("\n".join(str(path) for path in rebuild(plan.parent)))
     files = sorted({file for path in runs for file in ([path] if path.is_file() else path.rglob(RESULT))})
@@ -122,7 +137,22 @@ def report(
 def check(
     method: Annotated[str, typer.Argument(help="A method's name, or module:Class of your own.")],
     settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter, key=value; repeatable.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the traceback of each failure.")] = False,
 ) -> None:
-    """Check that a method keeps the contract; lists all that it breaks."""
-    check_learner(method, **parse_settings(settings or []))
-    print(f"{method} passes all {len(LEARNER_CHECKS)} checks")
+    """Check that a method keeps the contract; lists every check and, where one fails, why."""
+    cls = by_name(method, METHODS, "method")
+    failed = []
+    for name, error in each_check(cls, parse_settings(settings or [])):
+        meaning = (LEARNER_CHECKS[name].__doc__ or "").partition("\n")[0]
+        print(f"{'ok   ' if error is None else 'FAILS'} {name}: {meaning}", flush=True)
+        if error is not None:
+            failed.append((name, error))
+            print(f"      {type(error).__name__}: {str(error).partition(chr(10))[0]}", flush=True)
+    if not failed:
+        print(f"{method} passes all {len(LEARNER_CHECKS)} checks")
+        return
+    for name, error in failed if verbose else ():
+        print(f"\n{name}:\n{''.join(format_exception(error))}", file=sys.stderr)
+    more = "" if verbose else "; --verbose shows where"
+    print(f"{method} fails {len(failed)} of {len(LEARNER_CHECKS)} checks{more}", file=sys.stderr)
+    raise typer.Exit(1)
