@@ -155,17 +155,23 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.vectors_.save(Path(path), about)
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "cpu") -> Self:
-        """Read it back: it predicts and goes on learning as if never interrupted."""
-        vectors, about = VectorLearner.load(Path(path), device=device)
+    def load(cls, path: str | Path, *, trust: bool = False, device: str = "cpu") -> Self:
+        """Read it back: it predicts and goes on learning as if never interrupted.
+
+        ``trust`` allows a method of your own, whose code is then imported and run.
+        """
+        vectors, about = VectorLearner.load(Path(path), trust=trust, device=device)
         arguments, label_type = about.get("estimator"), about.get("label_type")
         if not isinstance(arguments, dict) or not isinstance(label_type, str):
             raise DamagedFileError(f"{path} is not a StreamingClassifier")
-        made = cls(**arguments, device=device)
+        try:
+            made = cls(**arguments, device=device)  # type: ignore[arg-type]
+            made._keep(vectors, np.array(about["announced"], dtype=np.dtype(label_type)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedFileError(f"{path}: the header does not describe a StreamingClassifier: {error}") from error
         made.n_features_in_ = vectors.learner.feature_dim
         if about.get("columns") is not None:
             made.feature_names_in_ = np.array(about["columns"], dtype=object)
-        made._keep(vectors, np.array(about["announced"], dtype=np.dtype(label_type)))
         return made
 
     # --- inside -----------------------------------------------------------------------------------------------

@@ -6,18 +6,19 @@ of the learner is ``labels[i]``, the i-th that was met.
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nocl.learner import FrozenLearner, Learner, UnsupportedError, check_parameters
+from nocl.learner import FrozenLearner, Learner, UnsupportedError
 from nocl.methods import METHODS, make, name_of
 from nocl.methods._saving import load_with_extra, save
 from nocl.nets.stored import PREFIX
-from nocl.plumbing.files import DamagedFileError
-from nocl.plumbing.registry import UnknownNameError, by_name
+from nocl.plumbing.files import DamagedFileError, read_tensors
+from nocl.plumbing.parameters import check_values, parameters_of
+from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON, Batch
 
 _ROWS_AT_ONCE = 512
@@ -41,7 +42,7 @@ class VectorLearner:
         cls = method_for_vectors(method)
         chosen = dict(params or {})
         check_own_parameters(method, chosen)
-        if _takes(cls, "power"):
+        if "power" in parameters_of(cls):
             chosen.setdefault("power", 1.0)
         self.learner: FrozenLearner = cls(**chosen, backbone=f"{PREFIX}{dim}", seed=seed).to(device)  # type: ignore[arg-type]
         self.temperature = _TEMPERATURES.get(method, _TEMPERATURE)
@@ -92,11 +93,15 @@ class VectorLearner:
         for label in self.labels:
             if not isinstance(label, str | int | float | bool):
                 raise TypeError(f"label {label!r} is a {type(label).__name__}; a file keeps text and numbers only")
-        save(self.learner, path, {**extra, "labels": list(self.labels), "temperature": self.temperature})  # type: ignore[dict-item]
+        labels = cast("list[JSON]", self.labels)
+        save(self.learner, path, {**extra, "labels": labels, "temperature": self.temperature})
 
     @classmethod
-    def load(cls, path: Path, *, device: str = "cpu") -> tuple[Self, dict[str, JSON]]:
-        """What ``save`` wrote, and what was kept beside it."""
+    def load(cls, path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Self, dict[str, JSON]]:
+        """What ``save`` wrote, and what was kept beside it. ``trust`` allows a method of your own: its code is run."""
+        method = read_tensors(path)[1].get("method")
+        if method not in METHODS and not trust:
+            raise DamagedFileError(f"{path} names the method {method!r}, which is not nocl's; load it with trust=True")
         learner, extra = load_with_extra(path, device=device)
         labels, temperature = extra.get("labels"), extra.get("temperature")
         if not isinstance(learner, FrozenLearner) or not isinstance(labels, list) or not isinstance(temperature, float):
@@ -155,18 +160,10 @@ def method_for_vectors(method: str) -> type[FrozenLearner]:
 
 def check_own_parameters(method: str, params: Mapping[str, JSON]) -> None:
     """Refuse parameters that the method does not have or that have no meaning for vectors."""
-    check_parameters(method_for_vectors(method), params)
+    check_values(method_for_vectors(method), params)
     wrong = sorted(set(params) & set(_SET_HERE))
     if wrong:
         raise ValueError(f"parameter {wrong[0]!r} of {method} is for images, or set by the classifier itself")
-
-
-def _takes(cls: type[FrozenLearner], parameter: str) -> bool:
-    try:
-        check_parameters(cls, {parameter: None})
-    except UnknownNameError:
-        return False
-    return True
 
 
 def probabilities(scores: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
