@@ -86,7 +86,6 @@ def test_a_resigned_copy_without_changes_loads(saved: Path, tmp_path: Path) -> N
         ({"calibration": {"temperature": 0}}, "temperature"),
         ({"calibration": {"confidence": "vibes"}}, "confidence"),
         ({"history": [1]}, "header does not describe"),
-        ({"sequence": -5}, "sequence"),
         ({"tensors": {"classes_": torch.zeros(2)}}, "list of classes"),
         ({"tensors": {"classes_": torch.zeros(2, dtype=torch.int64)}}, "twice"),
         ({"tensors": {"stats.mean": torch.full((2, 64), float("nan"), dtype=torch.float64)}}, "NaN"),

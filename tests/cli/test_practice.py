@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from nocl.app.classifier import Classifier
-from nocl.app.serve.store import BusyModelError, Store, hold, journal_of
+from nocl.app.serve.store import Store, journal_of
 from nocl.cli import app
 from nocl.data.decode import BadImagesError
+from nocl.plumbing.files import BusyFileError, hold
 from tests.support.practice_models import folder_of, pictures, png
 
 BASE = ["--method", "ncm", "--backbone", "tiny_resnet18", "--recipe", "epochs=0"]
@@ -73,7 +74,7 @@ def test_learning_folds_in_what_a_killed_service_learned(model: Path, tmp_path: 
     assert Classifier.load(model).counts_ == {"green": 6, "red": 6, "grey": 1, "blue": 2}
     assert not journal_of(model).exists()
     lock = hold(model)
-    with pytest.raises(BusyModelError):
+    with pytest.raises(BusyFileError):
         nocl("learn", model, tmp_path / "new")
     lock.release()
 

@@ -1,16 +1,22 @@
 """Decoding: every awkward file comes out right or is refused with its reason."""
 
+import io
+import os
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from nocl.data import decode as decoding
-from nocl.data.decode import BadImageError, decode
+from nocl.data.decode import BadImageError, _to_rgb, decode, decoding_bytes
 from tests.support.data_layouts import pixels
+from tests.support.hostile_images import animated_webp, tiled_tiff
 
 
 def quarters() -> np.ndarray:
@@ -151,3 +157,60 @@ def test_pixel_formats_without_a_white_are_refused(tmp_path: Path) -> None:
 
 def test_only_formats_that_call_no_other_program_are_opened() -> None:
     assert not {"EPS", "PDF", "WMF", "FPX"} & set(decoding._formats())
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P", "L", "1", "I;16"])
+def test_large_images_come_out_as_if_they_had_been_decoded_whole(mode: str, fit: Any, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    coarse = Image.fromarray(draw.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((2700, 1800))
+    image = coarse.convert("L").convert("I;16") if mode == "I;16" else coarse.convert(mode)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
+    image.save(tmp_path / "large.png", compress_level=1)
+    got = decode(tmp_path / "large.png", 32, fit).astype(int)
+    plain = _to_rgb(image)
+    whole = ImageOps.fit(plain, (32, 32), Image.Resampling.LANCZOS) if fit == "crop" else plain.resize((32, 32))
+    assert np.abs(got - np.asarray(whole).transpose(2, 0, 1)).mean() < 2.5
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_large_photograph_is_turned_upright(orientation: int, tmp_path: Path) -> None:
+    corners = np.array([[[250, 0, 0], [0, 250, 0]], [[0, 0, 250], [250, 250, 250]]], np.uint8)
+    image = Image.fromarray(corners).resize((2400, 2400), Image.Resampling.NEAREST)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / "a.jpg", exif=exif)
+    image.resize((240, 240), Image.Resampling.NEAREST).save(tmp_path / "b.jpg", exif=exif)
+    large, small = decode(tmp_path / "a.jpg", 8).astype(int), decode(tmp_path / "b.jpg", 8).astype(int)
+    assert np.abs(large - small).max() < 30
+
+
+def test_the_canvas_of_an_animation_is_checked_before_it_is_made() -> None:
+    tiny = animated_webp(6300)
+    assert len(tiny) < 200
+    with pytest.raises(BadImageError, match="6300x6300 pixels, above the limit of 1000000"):
+        decode(io.BytesIO(tiny), 32, pixel_limit=1_000_000)
+    assert decoding_bytes(io.BytesIO(tiny), 32) > 600_000_000
+    assert decode(io.BytesIO(animated_webp(10)), 8).shape == (3, 8, 8)
+    with pytest.raises(BadImageError, match="tiles of 4294967296 pixels"):
+        decode(io.BytesIO(tiled_tiff(65536)), 32)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_decoding_takes_no_more_memory_than_foretold() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.hostile_images"], cwd=root,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    measured = [line.split(": ") for line in done.stdout.splitlines()]
+    assert len(measured) > 12
+    for name, said in measured:
+        if "limit" in said:
+            assert name == "tiff tile"
+            continue
+        taken, foretold = map(int, said.split())
+        notes = 64 << 20 if name == "png notes" else 0  # Pillow's own limit for them; the service has room for it
+        assert taken <= foretold + notes, f"{name}: {taken >> 20} MB, foretold {foretold >> 20} MB"

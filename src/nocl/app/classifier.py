@@ -16,6 +16,7 @@ import inspect
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -32,7 +33,7 @@ from nocl.data.pictures import Pictures, batch_of
 from nocl.learner import FrozenLearner, Learner, NotFittedError, UnsupportedError
 from nocl.methods import make
 from nocl.nets.engine import engine_named
-from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.files import DamagedFileError, holding, write_atomically
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.streams import RepeatableSession
@@ -80,7 +81,6 @@ class Classifier:
         self.calibration_ = Calibration(_ROUGH_TEMPERATURE.get(method, 1.0))
         self.history_: list[dict[str, Any]] = []
         self._entry: dict[str, Any] | None = None
-        self.sequence_ = 0  # how many of a service's journal records are in here
 
     # --- scikit-learn habits ----------------------------------------------------------------------------------
 
@@ -289,18 +289,25 @@ class Classifier:
 
     # --- the file ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, *, network: Literal["whole", "name"] | None = None) -> None:
-        """Write one ``.nocl`` file, whole or not at all.
+    def save(self, path: str | Path, *, network: Literal["whole", "name"] | None = None, held: bool = False) -> None:
+        """Write one ``.nocl`` file, whole or not at all; refused while a service or ``nocl learn`` holds the file.
 
         ``network="name"`` leaves the network's weights out and writes its name and digest: a small file, which needs
         the same network installed where it is loaded. None writes as the file was that this model came from.
+        ``held``: the caller holds the file (``nocl.plumbing.files.holding``).
         """
+        content, real = self.to_bytes(network=network), Path(path).resolve()
+        with nullcontext() if held else holding(real):
+            write_atomically(real, lambda file: file.write(content))
+
+    def to_bytes(self, *, network: Literal["whole", "name"] | None = None) -> bytes:
+        """The content of the file that ``save`` writes."""
         learner = self._ready()
         if (network or self._network) == "name" and not backbones.is_ready_by_name(self.backbone):
             raise ValueError(f"the network {self.backbone!r} is not installed under a name: save it whole")
         self._network = network or self._network
         self._entry = None  # what is learned from now on is a new entry: copies of this file can tell it apart
-        modelfile.write(Path(path), learner, self.about(), network=None if self._network == "whole" else self.backbone)
+        return modelfile.to_bytes(learner, self.about(), network=None if self._network == "whole" else self.backbone)
 
     @classmethod
     def load(cls, path: str | Path, *, trust: bool = False, device: str = "cpu", engine: str = "auto") -> "Classifier":
@@ -323,7 +330,6 @@ class Classifier:
             "holdout": self.holdout,
             "calibration": self.calibration_.to_json(),
             "history": [{**entry} for entry in copy.deepcopy(self.history_)],
-            "sequence": self.sequence_,
             "privacy": self.privacy(),
         }
 
@@ -360,7 +366,6 @@ class Classifier:
         made._counts = Counter(dict(zip(names, header["counts"])))
         made.calibration_ = Calibration.from_json(header["calibration"])
         made.history_ = _checked_history(header["history"])
-        made.sequence_ = header["sequence"]
         return made
 
     # --- inside -----------------------------------------------------------------------------------------------

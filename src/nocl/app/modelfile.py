@@ -21,7 +21,7 @@ from nocl.app import backbones
 from nocl.learner import Learner
 from nocl.methods import METHODS, make, name_of
 from nocl.nets import BACKBONES, split_side, state_digest
-from nocl.plumbing.files import DamagedFileError, read_tensors, write_tensors
+from nocl.plumbing.files import DamagedFileError, read_tensors, tensor_bytes
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
 from nocl.stats.class_stats import ClassStats
@@ -38,8 +38,8 @@ Header = dict[str, JSON]
 UPGRADES: dict[int, Callable[[Header, dict[str, Tensor]], tuple[Header, dict[str, Tensor]]]] = {}
 
 
-def write(path: Path, learner: Learner, about: Mapping[str, JSON], *, network: str | None = None) -> None:
-    """Write a learner and what is known about it, whole or not at all.
+def to_bytes(learner: Learner, about: Mapping[str, JSON], *, network: str | None = None) -> bytes:
+    """A file of a learner and what is known about it.
 
     ``network`` is the name of its backbone, to be written with a digest in place of the backbone's weights.
     """
@@ -57,7 +57,7 @@ def write(path: Path, learner: Learner, about: Mapping[str, JSON], *, network: s
         **about,
     }
     header["digest"] = _digest(header, tensors)
-    write_tensors(path, tensors, {"nocl": header})
+    return tensor_bytes(tensors, {"nocl": header})
 
 
 def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learner, Header]:
@@ -127,8 +127,6 @@ def _check_header(path: Path, header: Header) -> None:
         raise DamagedFileError(f"{path}: the header lacks a history or a backbone")
     if header.get("fit", "crop") not in ("crop", "photo"):
         raise DamagedFileError(f"{path}: pictures are brought to size by {header.get('fit')!r}, which is unknown")
-    if not _is_count(header.get("sequence")):
-        raise DamagedFileError(f"{path}: the header lacks its sequence number")
 
 
 def check_name(name: object) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from nocl.app import modelfile
 from nocl.app.classifier import Classifier
-from nocl.app.serve.journal import pack, unpack
+from nocl.app.packing import pack, unpack
 from nocl.app.sources import Bad, Source
 from nocl.data.decode import BadImagesError
 from nocl.plumbing.cluster import on_ray

@@ -14,12 +14,14 @@ import typer
 from nocl.app import modelfile
 from nocl.app.backbones import DEFAULT as DEFAULT_BACKBONE
 from nocl.app.classifier import DEFAULT_METHOD, Classifier
-from nocl.app.serve.store import Store, hold, journal_of
+from nocl.app.serve.journal import has_lessons
+from nocl.app.serve.store import Store, journal_of
 from nocl.app.sharded import clear_parts, learn_sharded
 from nocl.app.sources import Bad, Source, open_source
 from nocl.cli.show import shown_progress
 from nocl.data.decode import BadImageError, BadImagesError
 from nocl.data.folder import class_files
+from nocl.plumbing.files import holding
 from nocl.plumbing.progress import steps, track
 from nocl.plumbing.workers import cores
 
@@ -83,9 +85,8 @@ def learn(
 ) -> None:
     """Learn the images of a folder, each once. The model file is the old one or the new one, never half."""
     _fold_journal(model_file, trust)
-    source = open_source(folder)
-    lock = hold(model_file)
-    try:
+    source, target = open_source(folder), output or model_file
+    with holding(model_file):
         with shown_progress():
             if workers is None and ray is None:
                 model, bad = _learn_here(model_file, source, trust, device)
@@ -96,13 +97,11 @@ def learn(
                 )  # fmt: skip
         if bad and not skip_bad:
             raise BadImagesError(bad)
-        model.save(output or model_file)
+        model.save(target, held=target.resolve() == model_file.resolve())
         clear_parts(model_file)
-    finally:
-        lock.release()
     for path, reason in bad.items():
         print(f"nocl: left out {path}: {reason}", file=sys.stderr)
-    _say(f"{output or model_file}: {_summary(model)}")
+    _say(f"{target}: {_summary(model)}")
 
 
 @practice_app.command()
@@ -240,6 +239,10 @@ def serve(
         str, typer.Option(help="Address to listen on; others than this machine need NOCL_TOKEN.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    private: Annotated[bool, typer.Option("--private", help="Reading needs the token too.")] = False,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A host name by which others reach the service; repeat.")
+    ] = None,
     trust: Trust = False,
     device: Device = "cpu",
 ) -> None:
@@ -250,7 +253,10 @@ def serve(
         raise SystemExit(f"nocl: serving needs the package {error.name}: pip install 'nocl[serve]'") from error
     _say(f"serving {model_file} at http://{host}:{port}/")
     sys.stdout.flush()
-    run(model_file, host=host, port=port, token=os.environ.get("NOCL_TOKEN") or None, trust=trust, device=device)
+    run(
+        model_file, host=host, port=port, token=os.environ.get("NOCL_TOKEN") or None, private=private,
+        names=name or [], trust=trust, device=device,
+    )  # fmt: skip
 
 
 def _learn_here(model_file: Path, source: Source, trust: bool, device: str) -> tuple[Classifier, Bad]:
@@ -281,7 +287,7 @@ def _read(folder: Path, model: Classifier, skip_bad: bool) -> Iterator[tuple[tor
 
 
 def _load(path: Path, trust: bool, device: str) -> Classifier:
-    if journal_of(path).exists():
+    if has_lessons(journal_of(path)):
         print(
             f"nocl: {journal_of(path).name} lies beside {path.name}: a service is running or was killed, and what "
             "it learned since it last wrote the model is not used here",
@@ -292,7 +298,7 @@ def _load(path: Path, trust: bool, device: str) -> Classifier:
 
 def _fold_journal(path: Path, trust: bool) -> None:
     """Take in what a killed service learned, before more is learned."""
-    if journal_of(path).exists():
+    if has_lessons(journal_of(path)):
         Store(path, trust=trust).close()
 
 

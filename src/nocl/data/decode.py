@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -23,6 +24,17 @@ PIXEL_LIMIT = 80_000_000  # per file: a bomb of a few kilobytes would otherwise 
 # crop: keep the proportions and the middle square; squash: keep everything; photo: the inner 7/8 of the middle square,
 # bicubic, as networks of ImageNet are tested (short side to size * 256 / 224, then a crop of the centre)
 Fit = Literal["crop", "squash", "photo"]
+
+_LARGE = 4_000_000  # pixels above which an image is brought down in steps, to save memory
+# Memory of Pillow's image and the decoder's own: measured (tests/data/test_decode.py), with a margin.
+_BYTES_A_PIXEL = {"WEBP": 17, "AVIF": 13, "JPEG2000": 22, "TIFF": 8}  # 6 for the others
+_STRIP_BYTES = 12 << 20
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
 
 # What cameras, browsers and data sets produce; not EPS, PDF and the like, which call other programs.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
@@ -48,12 +60,50 @@ def decode(
     source: Path | BinaryIO, size: int, fit: Fit = "crop", *, pixel_limit: int = PIXEL_LIMIT
 ) -> NDArray[np.uint8]:
     """The image in a file as ``uint8 [3, size, size]``: upright, first frame, transparency on white."""
-    try:
-        with Image.open(source, formats=_formats()) as image:
+    with _opened(source, pixel_limit) as image:
+        return to_pixels(image, size, fit)
+
+
+def decoding_bytes(source: Path | BinaryIO, size: int, *, pixel_limit: int = PIXEL_LIMIT) -> int:
+    """How much memory ``decode`` will need at most, about, found without making any pixels."""
+    form = _webp_sides(source)
+    if form is not None:  # Pillow makes room for the whole canvas as soon as it opens one
+        _check_pixels(*form, pixel_limit)
+        return _cost("WEBP", form[0] * form[1], False)
+    with _opened(source, pixel_limit) as image:
+        pixels = image.width * image.height
+        if image.format == "TIFF":
+            pixels = max(pixels, _tile_pixels(image))
+        progressive = bool(image.info.get("progressive"))
+        if image.format in ("JPEG", "MPO") and not progressive:
+            _reduce_while_reading(image, size)  # a progressive one is in memory whole, whatever is asked of it
             pixels = image.width * image.height
-            if pixels > pixel_limit:
-                raise BadImageError(f"{image.width}x{image.height} pixels, above the limit of {pixel_limit}")
-            return to_pixels(image, size, fit)
+        return _cost(image.format or "", pixels, progressive)
+
+
+def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
+    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white."""
+    _reduce_while_reading(image, size)
+    if image.width * image.height > _LARGE:
+        whole = _turned(_shrunk(image, size, fit), image.getexif().get(_ORIENTATION))
+    else:
+        whole = _to_rgb(ImageOps.exif_transpose(image))
+    if whole.size != (size, size):
+        whole = _resized(whole, size, fit)
+    return np.ascontiguousarray(np.asarray(whole).transpose(2, 0, 1))
+
+
+@contextmanager
+def _opened(source: Path | BinaryIO, pixel_limit: int) -> Iterator[Image.Image]:
+    """The image of a file, its size checked before pixels exist; whatever is wrong with it is a BadImageError."""
+    try:
+        if (sides := _webp_sides(source)) is not None:
+            _check_pixels(*sides, pixel_limit)
+        with Image.open(source, formats=_formats()) as image:
+            _check_pixels(image.width, image.height, pixel_limit)
+            if image.format == "TIFF" and _tile_pixels(image) > max(pixel_limit, 1):
+                raise BadImageError(f"tiles of {_tile_pixels(image)} pixels, above the limit of {pixel_limit}")
+            yield image
     except BadImageError:
         raise
     except UnidentifiedImageError:
@@ -66,12 +116,66 @@ def decode(
         raise BadImageError(f"damaged: {error}") from error
 
 
-def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
-    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white."""
-    whole = _to_rgb(ImageOps.exif_transpose(image))
-    if whole.size != (size, size):
-        whole = _resized(whole, size, fit)
-    return np.ascontiguousarray(np.asarray(whole).transpose(2, 0, 1))
+def _check_pixels(width: int, height: int, limit: int) -> None:
+    if width * height > limit:
+        raise BadImageError(f"{width}x{height} pixels, above the limit of {limit}")
+
+
+def _webp_sides(source: Path | BinaryIO) -> tuple[int, int] | None:
+    """Width and height of a WebP's canvas, from its first bytes; None for other files."""
+    if isinstance(source, Path):
+        with open(source, "rb") as file:
+            head = file.read(30)
+    else:
+        source.seek(0)
+        head = source.read(30)
+        source.seek(0)
+    if len(head) < 30 or head[:4] != b"RIFF" or head[8:12] != b"WEBP":
+        return None
+    if head[12:16] == b"VP8X":  # the canvas, which an animation's frames may be much smaller than
+        return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+    if head[12:16] == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+
+
+def _tile_pixels(image: Image.Image) -> int:
+    """The pixels of one tile of a TIFF: libtiff makes room for a whole one, even where the image is smaller."""
+    tags = getattr(image, "tag_v2", {})
+    return int(tags.get(322, 0)) * int(tags.get(323, 0))
+
+
+def _reduce_while_reading(image: Image.Image, size: int) -> None:
+    """Have a large JPEG decoded at a half, a quarter or an eighth, still at least twice as large as needed."""
+    if image.width * image.height > _LARGE:
+        image.draft(None, (2 * size, 2 * size))  # does nothing to other formats
+
+
+def _cost(form: str, pixels: int, progressive: bool) -> int:
+    each = 7 if progressive else _BYTES_A_PIXEL.get(form, 6)
+    return _STRIP_BYTES + each * pixels + (16 * pixels if pixels <= _LARGE else 0)  # larger ones go strip by strip
+
+
+def _shrunk(image: Image.Image, size: int, fit: Fit) -> Image.Image:
+    """A large image as RGB, brought near the wanted size strip by strip: it is never in memory twice."""
+    left, top, right, bottom = 0, 0, image.width, image.height
+    if fit != "squash":
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        right, bottom = left + side, top + side
+    across, down = max(1, (right - left) // (4 * size)), max(1, (bottom - top) // (4 * size))
+    small = Image.new("RGB", (-(-(right - left) // across), -(-(bottom - top) // down)))
+    rows = down * max(1, 1_000_000 // ((right - left) * down))
+    for start in range(top, bottom, rows):
+        strip = _to_rgb(image.crop((left, start, right, min(bottom, start + rows))))
+        small.paste(strip.reduce((across, down)), (0, (start - top) // down))
+    return small
+
+
+def _turned(image: Image.Image, orientation: int | None) -> Image.Image:
+    turn = _TURNS.get(orientation or 1)
+    return image if turn is None else image.transpose(turn)
 
 
 def _is_empty(source: Path | BinaryIO) -> bool:

@@ -4,10 +4,12 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as _tensor_bytes
 from torch import Tensor
@@ -17,6 +19,34 @@ from nocl.plumbing.types import JSON
 
 class DamagedFileError(ValueError):
     """A file that is truncated, altered or of another kind than its name says."""
+
+
+class BusyFileError(RuntimeError):
+    """Another process holds the file."""
+
+
+def hold(path: Path) -> FileLock:
+    """Take the lock beside the real file, or say that another process has it. A link leads to the file's own lock."""
+    real = path.resolve()
+    real.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(real.with_name(f".{real.name}.lock"), timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BusyFileError(
+            f"{path} is held by another process (a service or a learning command): stop it, or write elsewhere"
+        ) from None
+    return lock
+
+
+@contextmanager
+def holding(path: Path) -> Iterator[None]:
+    """Hold a file while a block runs."""
+    lock = hold(path)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -44,9 +74,14 @@ def write_json(path: Path, value: JSON) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, JSON]) -> None:
     """Write tensors and a JSON header as one safetensors file, whole or not at all."""
+    content = tensor_bytes(tensors, header)
+    write_atomically(path, lambda file: file.write(content))
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], header: Mapping[str, JSON]) -> bytes:
+    """The content of a safetensors file of tensors and a JSON header."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    blob = _tensor_bytes(plain, metadata={name: json.dumps(value) for name, value in header.items()})
-    write_atomically(path, lambda file: file.write(blob))
+    return _tensor_bytes(plain, metadata={name: json.dumps(value) for name, value in header.items()})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, JSON]]:

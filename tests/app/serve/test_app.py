@@ -22,8 +22,8 @@ from nocl.app.serve.app import build
 from nocl.app.serve.limits import Limits
 from nocl.app.serve.server import UnsafeAddressError, check_address
 from nocl.app.serve.store import Store, journal_of
-from nocl.app.serve.workers import FullError, Worker
-from tests.support.practice_models import fitted, png
+from nocl.app.serve.workers import FullError, Lesson, Worker, teacher
+from tests.support.practice_models import fitted, pictures, png
 
 TOKEN = "a-token-of-good-length"
 
@@ -35,7 +35,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def client(path: Path, *, token: str | None = None, **limits: Any) -> TestClient:
-    return TestClient(build(Store(path), token=token, limits=Limits(**limits)))
+    return at_home(build(Store(path), token=token, limits=Limits(**limits)))
+
+
+def at_home(app: Any) -> TestClient:
+    """A client that calls the service by an address of this machine."""
+    return TestClient(app, base_url="http://127.0.0.1:8000")
 
 
 def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes, str]]]:
@@ -140,7 +145,7 @@ def test_without_a_token_other_sites_and_names_are_refused(path: Path) -> None:
     with client(path) as web:
         for headers in ({"Origin": "https://elsewhere.example"}, {"Host": "rebound.example"}, {"Origin": "null"}):
             assert web.delete("/classes/red", headers=headers).status_code == 403
-        assert web.delete("/classes/red", headers={"Origin": "http://testserver"}).status_code == 200
+        assert web.delete("/classes/red", headers={"Origin": "http://127.0.0.1:8000"}).status_code == 200
 
 
 def test_listening_to_others_needs_a_token() -> None:
@@ -186,18 +191,114 @@ def test_an_empty_model_says_that_it_knows_nothing(path: Path) -> None:
         assert "teach" in answer.json()["detail"]
 
 
-def test_a_full_disk_is_an_error_to_the_client(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with client(path) as web:
-        with monkeypatch.context() as patched:
-            patched.setattr("nocl.app.serve.journal.os.fsync", _full)
-            answer = web.post("/learn", data={"label": "x"}, files=files(png("red")))
+def test_a_full_disk_is_an_error_to_the_client(path: Path) -> None:
+    store = Store(path)
+    with at_home(build(store)) as web:
+        base = store._journal._base
+        base.execute(f"PRAGMA max_page_count={base.execute('PRAGMA page_count').fetchone()[0]}")
+        for i in range(40):  # until the last page is full
+            answer = web.post("/learn", data={"label": f"x{i}"}, files=files(png("red")))
+            if answer.status_code != 200:
+                break
         assert answer.status_code == 507
         assert "nothing was learned" in answer.json()["detail"]
-        assert web.post("/learn", data={"label": "x"}, files=files(png("red"))).json()["count"] == 1
+        assert f"x{i}" not in [one["name"] for one in web.get("/classes").json()["classes"]]
+        health = web.get("/healthz")
+        assert (health.status_code, health.json()["status"]) == (503, "failing")
+        base.execute("PRAGMA max_page_count=100000")
+        assert web.post("/learn", data={"label": f"x{i}"}, files=files(png("red"))).json()["count"] == 1
+        assert web.get("/healthz").json()["status"] == "ok"
 
 
-def _full(descriptor: int) -> None:
-    raise OSError(28, "No space left on device")
+def test_lessons_that_are_durable_are_not_reported_as_failed_when_a_forget_fails(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("nocl.app.serve.store.write_atomically", full)
+    gate = threading.Event()
+    learn = store.learn
+    monkeypatch.setattr(store, "learn", lambda *given: (gate.wait(10), learn(*given))[1])
+    worker = teacher(store, waiting=10, together=10, max_classes=10)
+    x = pictures("blue", 1)
+    first = worker.submit(Lesson("red", x), 1)
+    group = [worker.submit(lesson, 1) for lesson in (Lesson("blue", x), Lesson("blue", x), Lesson("red", None))]
+    gate.set()
+    assert [first.result(10).values["count"], *(job.result(10).values["count"] for job in group[:2])] == [7, 2, 2]
+    with pytest.raises(OSError, match="No space"):
+        group[2].result(10)
+    worker.close()
+
+
+def test_a_request_sent_again_with_its_key_is_answered_and_not_done_again(path: Path) -> None:
+    key = {"Idempotency-Key": "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"}
+    ask: dict[str, Any] = {"data": {"label": "blue"}, "files": files(png("blue")), "headers": key}
+    with client(path) as web:
+        first = web.post("/learn", **ask)
+        assert first.json()["count"] == 1
+        assert web.post("/learn", **ask).json() == first.json()
+        assert web.post("/learn", **{**ask, "data": {"label": "red"}}).status_code == 422
+        assert web.post("/learn", **{**ask, "headers": {"Idempotency-Key": "x" * 201}}).status_code == 422
+    with client(path) as web:  # restarted
+        assert web.post("/learn", **ask).json() == first.json()
+        assert web.get("/classes").json()["classes"][2]["images_learned"] == 1
+        gone = web.delete("/classes/blue", headers={"Idempotency-Key": "2"})
+        assert web.delete("/classes/blue", headers={"Idempotency-Key": "2"}).json() == gone.json()
+        assert web.delete("/classes/blue", headers={"Idempotency-Key": "3"}).status_code == 404
+        with ThreadPoolExecutor(4) as pool:
+            same = {**ask, "headers": {"Idempotency-Key": "4"}}
+            jobs = [pool.submit(web.post, "/learn", **same) for _ in range(8)]
+            assert {job.result().json()["count"] for job in jobs} == {1}
+        assert "nocl_images_learned_total 1.0" in web.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "rebound.example"}, 403),
+        ({"Host": "testserver"}, 403),
+        ({"Host": "127.0.0.1.rebound.example:8000"}, 403),
+        ({"Host": "192.0.2.7"}, 403),
+        ({"Host": ""}, 400),
+        ({"Host": "[bad"}, 400),
+        ({"Host": "a@localhost"}, 400),
+        ({"Host": "localhost:notaport"}, 400),
+        ({"Host": "localhost:8000"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+    ],
+)
+def test_the_host_is_checked_for_reading_too(path: Path, headers: dict[str, str], status: int) -> None:
+    with client(path) as web:
+        for place in ("/classes", "/healthz", "/"):
+            assert web.get(place, headers=headers).status_code == status
+
+
+def test_a_broken_origin_is_refused(path: Path) -> None:
+    with client(path) as web:
+        for origin in ("http://[bad", "http://", "nonsense"):
+            assert web.delete("/classes/red", headers={"Origin": origin}).status_code == 403
+
+
+def test_a_private_service_shows_nothing_without_the_token(path: Path) -> None:
+    with pytest.raises(ValueError, match="NOCL_TOKEN"):
+        build(Store(path.parent / "m.nocl"), private=True)
+    fitted(n=2).save(path.with_name("other.nocl"))
+    app = build(Store(path.with_name("other.nocl")), token=TOKEN, private=True, names=["kitchen.example"])
+    with at_home(app) as web:
+        right = {"Authorization": f"Bearer {TOKEN}"}
+        for place in ("/classes", "/metrics"):
+            assert web.get(place).status_code == 401
+            assert web.get(place, headers=right).status_code == 200
+        assert web.post("/predict", files=files(png("red"))).status_code == 401
+        assert web.post("/predict", files=files(png("red")), headers=right).status_code == 200
+        assert web.get("/").status_code == 200
+        assert "classes" not in web.get("/healthz").json()
+        assert web.get("/", headers={"Host": "kitchen.example"}).status_code == 200
+        assert web.get("/", headers={"Host": "192.0.2.7:80"}).status_code == 200  # an address cannot be rebound
+        assert web.get("/", headers={"Host": "rebound.example"}).status_code == 403
 
 
 def test_many_clients_teach_and_ask_at_once_and_every_lesson_counts(path: Path) -> None:
@@ -245,12 +346,12 @@ def test_predictions_do_not_wait_for_learning(path: Path, monkeypatch: pytest.Mo
     store = Store(path)
     release, learn = threading.Event(), store.learn
 
-    def slow(lessons: list[tuple[torch.Tensor, str]]) -> Classifier:
+    def slow(*given: Any) -> Any:
         release.wait(20)
-        return learn(lessons)
+        return learn(*given)
 
     monkeypatch.setattr(store, "learn", slow)
-    with TestClient(build(store)) as web, ThreadPoolExecutor(1) as pool:
+    with at_home(build(store)) as web, ThreadPoolExecutor(1) as pool:
         lesson = pool.submit(web.post, "/learn", data={"label": "x"}, files=files(png("blue")))
         answer = web.post("/predict", files=files(png("red", 2)))
         assert answer.status_code == 200

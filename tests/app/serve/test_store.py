@@ -1,18 +1,22 @@
 """The durable store: what is acknowledged survives kills, torn writes, full disks; forgetting reaches the disk."""
 
 import os
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from nocl.app.classifier import Classifier
-from nocl.app.serve.journal import pack, unpack
-from nocl.app.serve.store import BusyModelError, Store, journal_of
+from nocl.app.packing import pack, unpack
+from nocl.app.serve.journal import KEPT_ANSWERS, FailedDiskError, Journal, has_lessons
+from nocl.app.serve.store import Key, OtherRequestError, Store, journal_of
 from nocl.learner import UnsupportedError
-from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.files import BusyFileError, DamagedFileError, file_digest
 from tests.support.practice_models import fitted, pictures, same_bits, state
 
 
@@ -40,8 +44,8 @@ def kill_many(folder: Path, kills: int, seed: int) -> str:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_two_hundred_times_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    assert "200 kills" in kill_many(tmp_path, 200, seed=0)
+def test_killed_again_and_again_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    assert "20 kills" in kill_many(tmp_path, 20, seed=0)
 
 
 @pytest.mark.slow
@@ -82,33 +86,109 @@ def test_readers_keep_the_model_they_took(path: Path) -> None:
     store.close()
 
 
-def test_a_torn_last_frame_is_cut_off_at_every_length(path: Path) -> None:
+def taught(path: Path, lessons: int = 3) -> bytes:
+    """A journal with lessons, after a crash; its content."""
+    store = Store(path)
+    for seed in range(lessons):
+        store.learn([(pictures("blue", 1, seed), "blue")], [Key.of(f"k{seed}", "learn")])
+    crash(store)
+    return journal_of(path).read_bytes()
+
+
+def test_any_flipped_bit_in_the_journal_is_reported_or_harmless_and_deletes_nothing(path: Path) -> None:
+    whole, model = taught(path), file_digest(path)
+    lessons = list(_lessons(path))
+    draw, reported = np.random.default_rng(0), 0
+    written = np.flatnonzero(np.frombuffer(whole, np.uint8))  # most of a page is empty
+    for position in draw.choice(written, 300):
+        content = bytearray(whole)
+        content[position] ^= 1 << int(draw.integers(8))
+        journal_of(path).write_bytes(content)
+        try:
+            journal = Journal(journal_of(path), model)
+        except DamagedFileError as error:
+            said, reported = str(error), reported + 1
+        else:
+            said = None
+            assert list(journal.lessons()) == lessons  # a byte that means nothing
+            journal.close()
+        if said is not None:
+            assert str(journal_of(path)) in said
+            assert journal_of(path).read_bytes() == content  # the evidence is as it was
+    assert reported > 250
+
+
+def test_a_flipped_bit_in_the_last_lesson_is_named(path: Path) -> None:
+    content = bytearray(taught(path))
+    payload = list(_lessons(path))[-1]
+    content[content.find(payload[-40:]) + 3] ^= 1
+    journal_of(path).write_bytes(content)
+    with pytest.raises(DamagedFileError, match=r"lesson 3 does not match its digest.*Nothing was deleted"):
+        Store(path)
+
+
+def _lessons(path: Path) -> Iterator[bytes]:
+    with sqlite3.connect(journal_of(path)) as base:
+        for (payload,) in base.execute("SELECT payload FROM lessons ORDER BY sequence"):
+            yield payload
+
+
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_a_lesson_that_is_missing_is_noticed(path: Path, which: int) -> None:
+    taught(path)
+    with sqlite3.connect(journal_of(path)) as base:
+        base.execute("DELETE FROM lessons WHERE sequence = ?", (which,))
+    with pytest.raises(DamagedFileError, match=f"lesson {which} does not|lessons 3 to 3 are missing"):
+        Store(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b'{"kind": "nocl journal", "format": 1, "model": "x"}\n'])
+def test_what_is_not_a_journal_of_ours_is_refused_with_a_remedy(path: Path, content: bytes) -> None:
+    journal_of(path).write_bytes(content)
+    with pytest.raises(DamagedFileError, match=r"move it away|move the journal away"):
+        Store(path)
+    assert journal_of(path).read_bytes() == content
+
+
+def test_a_model_with_an_empty_history_can_be_served(path: Path) -> None:
+    model = Classifier.load(path)
+    model.history_ = []
+    model.save(path)
     store = Store(path)
     store.learn([(pictures("blue", 1), "blue")])
-    kept = journal_of(path).stat().st_size
-    first = state(store.model)
-    store.learn([(pictures("grey", 1), "grey")])
     crash(store)
-    whole = journal_of(path).read_bytes()
-    for length in [*range(kept, len(whole), 97), len(whole) - 1]:
-        journal_of(path).write_bytes(whole[:length])
-        again = Store(path)
-        assert same_bits(first, state(again.model))
-        assert journal_of(path).stat().st_size == kept
-        crash(again)
+    assert Store(path).model.counts_["blue"] == 1
 
 
-def test_damage_before_the_last_frame_is_an_error_not_a_loss(path: Path) -> None:
+def test_a_key_is_answered_with_the_first_answer_across_restarts(path: Path) -> None:
     store = Store(path)
-    start = journal_of(path).stat().st_size
-    for seed in range(3):
-        store.learn([(pictures("blue", 1, seed), "blue")])
+    key = Key.of("a", "learn", "blue", 1)
+    first = store.learn([(pictures("blue", 1), "blue")], [key])[0]
+    assert store.answered(key).values == first.values  # type: ignore[union-attr]
     crash(store)
-    content = bytearray(journal_of(path).read_bytes())
-    content[start + 40] ^= 1
-    journal_of(path).write_bytes(content)
-    with pytest.raises(DamagedFileError, match="before its last frame"):
-        Store(path)
+    store = Store(path)
+    assert store.answered(key).values == first.values  # type: ignore[union-attr]
+    store.close()  # now the lesson is in the model file, and the key still in the journal
+    assert not has_lessons(journal_of(path))
+    Classifier.load(path).partial_fit(pictures("grey", 1), "grey").save(path)  # another command may write the model
+    store = Store(path)
+    assert store.answered(key).values == first.values  # type: ignore[union-attr]
+    assert store.model.counts_["grey"] == 1
+    with pytest.raises(OtherRequestError, match="another request"):
+        store.answered(Key.of("a", "learn", "red", 1))
+    forget = Key.of("b", "forget", "blue")
+    gone = store.forget("blue", forget)
+    crash(store)
+    assert Store(path).answered(forget).values == gone.values  # type: ignore[union-attr]
+
+
+def test_the_number_of_keys_is_bounded_and_the_oldest_go_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KEPT_ANSWERS == 10_000
+    monkeypatch.setattr("nocl.app.serve.journal.KEPT_ANSWERS", 3)
+    taught(path, 5)
+    store = Store(path)
+    known = [store.answered(Key.of(f"k{i}", "learn")) is not None for i in range(5)]
+    assert known == [False, False, True, True, True]
 
 
 def test_a_journal_of_another_model_is_refused(path: Path, tmp_path: Path) -> None:
@@ -122,57 +202,182 @@ def test_a_journal_of_another_model_is_refused(path: Path, tmp_path: Path) -> No
 
 def test_forgetting_reaches_every_file(path: Path) -> None:
     store = Store(path)
-    store.learn([(pictures("blue", 2), "blue")])
+    store.learn([(pictures("blue", 2), "blue")], [Key.of("my key", "learn", "blue", 2)])
     mean = store.model.learner_.state_dict()["stats.mean"][2].numpy().tobytes()
     crash(store)
     leftover = path.with_name(f".{path.name}.abc.part")
     leftover.write_bytes(mean)  # what a kill in the middle of writing leaves
     store = Store(path)
     assert mean in journal_of(path).read_bytes()
-    store.forget("blue")
+    store.forget("blue", Key.of("other key", "forget", "blue"))
     crash(store)
+    _assert_nowhere(path, mean)
+    assert Store(path).model.class_names == ["red", "green"]
+
+
+def _assert_nowhere(path: Path, mean: bytes) -> None:
     for file in path.parent.iterdir():
         content = file.read_bytes()
         assert mean not in content
         assert b"blue" not in content
-    assert Store(path).model.class_names == ["red", "green"]
 
 
-def test_a_full_disk_loses_nothing_and_promises_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_interrupted_forget_the_statistics_do_not_stay_in_the_journal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(path)
+    store.learn([(pictures("blue", 2), "blue")])
+    mean = store.model.learner_.state_dict()["stats.mean"][2].numpy().tobytes()
+
+    def killed(self: Journal) -> None:
+        raise KeyboardInterrupt
+
+    key = Key.of("k", "forget", "blue")
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "fold", killed)  # the model file is in place, the journal not yet emptied
+        with pytest.raises(KeyboardInterrupt):
+            store.forget("blue", key)
+    crash(store)
+    assert mean in journal_of(path).read_bytes()
+    store = Store(path)
+    assert store.model.class_names == ["red", "green"]
+    assert store.answered(key) is not None
+    crash(store)
+    _assert_nowhere(path, mean)
+
+
+def fill_disk(store: Store) -> None:
+    """No page more in the journal: SQLite says that the disk is full."""
+    pages = store._journal._base.execute("PRAGMA page_count").fetchone()[0]
+    store._journal._base.execute(f"PRAGMA max_page_count={pages}")
+
+
+def empty_disk(store: Store) -> None:
+    store._journal._base.execute("PRAGMA max_page_count=1000000")
+
+
+def test_a_full_disk_loses_nothing_and_promises_nothing(path: Path) -> None:
     store = Store(path)
     store.learn([(pictures("blue", 1), "blue")])
-    before, size = state(store.model), journal_of(path).stat().st_size
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
-            store.learn([(pictures("grey", 1), "grey")])
-    assert journal_of(path).stat().st_size == size
+    before = state(store.model)
+    fill_disk(store)
+    many = [(pictures("grey", 1), f"grey {i}") for i in range(20)]  # more than the last page has room for
+    with pytest.raises(OSError, match="No space"):
+        store.learn(many, [Key.of("k", "learn")])
+    assert "No space" in (store.trouble or "")
     assert same_bits(before, state(store.model))
-    store.learn([(pictures("grey", 1), "grey")])
+    assert store.answered(Key.of("k", "learn")) is None
+    empty_disk(store)
+    store.learn([(pictures("grey", 1), "grey")], [Key.of("k", "learn")])
+    assert store.trouble is None
     after = state(store.model)
     crash(store)
     assert same_bits(after, state(Store(path).model))
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def _broken(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_snapshot_that_fails_does_not_turn_a_durable_lesson_into_an_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(path, snapshot_bytes=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("nocl.app.serve.store.write_atomically", _no_space)
+        assert store.learn([(pictures("blue", 1), "blue")])[0].values["count"] == 1
+        assert "stay in the journal" in (store.trouble or "")
+        with pytest.raises(OSError, match="No space"):
+            store.forget("blue")
+        assert store.model.counts_["blue"] == 1
+        store.close()
+    store = Store(path)
+    assert store.model.counts_["blue"] == 1
+    store.learn([(pictures("blue", 1), "blue")])
+    assert store.trouble is None
+    store.close()
+    assert Classifier.load(path).counts_["blue"] == 2
+
+
+def test_after_an_error_of_the_disk_itself_nothing_is_learned_until_a_restart(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(path)
+    store.learn([(pictures("blue", 1), "blue")])
+    with monkeypatch.context() as patched:
+        patched.setattr("nocl.app.serve.store.write_atomically", _broken)
+        with pytest.raises(FailedDiskError):
+            store.snapshot()
+    for change in (lambda: store.learn([(pictures("red", 1), "red")]), lambda: store.forget("red"), store.snapshot):
+        with pytest.raises(FailedDiskError, match="until a restart"):
+            change()
+    assert store.trouble is not None
+    store.close()
+    store = Store(path)
+    assert store.model.counts_ == {"red": 2, "green": 2, "blue": 1}
+    store.learn([(pictures("red", 1), "red")])
+
+
+def test_lessons_after_a_journal_that_could_not_be_emptied_count_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(path)
+    store.learn([(pictures("blue", 1), "blue")])
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "fold", _no_space)
+        with pytest.raises(OSError, match="No space"):
+            store.snapshot()
+    store.learn([(pictures("blue", 1, 1), "blue")])
+    crash(store)
+    store = Store(path)
+    assert store.model.counts_["blue"] == 2
+    store.snapshot()
+    store.learn([(pictures("blue", 1, 2), "blue")])
+    crash(store)
+    assert Store(path).model.counts_["blue"] == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="refuses the system call by seccomp")
+@pytest.mark.parametrize("call", ["fsync", "write"])
+def test_a_disk_that_fails_under_sqlite_stops_the_store_and_loses_nothing(path: Path, call: str) -> None:
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, str(root / "tests" / "support" / "failing_disk.py"), str(path), call],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3 learned, then refused twice\n"
+    assert Store(path).model.counts_ == {"red": 2, "green": 2, "blue": 3}
 
 
 def test_the_journal_is_folded_in_when_it_is_large(path: Path) -> None:
     store = Store(path, snapshot_bytes=1)
     store.learn([(pictures("blue", 1), "blue")])
     assert Classifier.load(path).counts_["blue"] == 1
-    assert store.model.sequence_ == 1
+    assert store.sequence == 1
     crash(store)
     assert Store(path).model.counts_["blue"] == 1  # once, not twice
 
 
 def test_one_process_at_a_time_holds_a_model(path: Path) -> None:
     store = Store(path)
-    with pytest.raises(BusyModelError, match="held by another"):
+    with pytest.raises(BusyFileError, match="held by another"):
         Store(path)
+    linked = path.with_name("linked.nocl")
+    linked.symlink_to(path)
+    with pytest.raises(BusyFileError, match="held by another"):
+        Store(linked)
+    with pytest.raises(BusyFileError, match="held by another"):
+        store.model.copy().save(linked)
+    with pytest.raises(BusyFileError, match="held by another"):
+        store.model.copy().save(path)
     store.close()
-    Store(path).close()
+    Store(linked).close()
 
 
 def test_a_method_without_statistics_cannot_be_served(tmp_path: Path) -> None:

@@ -1,33 +1,31 @@
 """The web application: predictions, learning, forgetting, health, metrics, and the page. No logic of learning here.
 
-Reading needs no token. Changing needs the bearer token if the service has one; without one only requests that come
-from this machine and from the service's own page are obeyed, so that no web site can teach a local model.
+Who may ask what is decided in :mod:`nocl.app.serve.door`. A change may carry an ``Idempotency-Key`` header: sent again
+with the same key it is answered as the first time and not done again, across restarts.
 """
 
 import asyncio
-import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
-from nocl.app.classifier import Classifier
 from nocl.app.modelfile import check_name
+from nocl.app.serve.door import Door
+from nocl.app.serve.journal import FailedDiskError
 from nocl.app.serve.limits import Limits
 from nocl.app.serve.metrics import Metrics
-from nocl.app.serve.store import Store
-from nocl.app.serve.uploads import read_upload
+from nocl.app.serve.store import Key, OtherRequestError, Receipt, Store
+from nocl.app.serve.uploads import Uploads
 from nocl.app.serve.workers import ClosedError, FullError, Lesson, Prediction, Worker, predictor, teacher
 from nocl.learner import NotFittedError
 from nocl.plumbing.version import __version__
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1", "testserver")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob: data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -49,9 +47,20 @@ _PAGE = {
 }
 
 
-def build(store: Store, *, token: str | None = None, limits: Limits | None = None) -> FastAPI:
-    """The application around an open store. It closes the store when it stops."""
-    service = Service(store, token, limits or Limits())
+def build(
+    store: Store,
+    *,
+    token: str | None = None,
+    limits: Limits | None = None,
+    private: bool = False,
+    names: Sequence[str] = (),
+) -> FastAPI:
+    """The application around an open store. It closes the store when it stops.
+
+    With ``private`` reading needs the token too. ``names`` are the host names by which others know the service.
+    """
+    door = Door(token, private=private, names=names)
+    service = Service(store, door, limits or Limits())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -63,18 +72,20 @@ def build(store: Store, *, token: str | None = None, limits: Limits | None = Non
         description="Predict and teach a model that keeps no images.",
     )  # fmt: skip
     app.middleware("http")(service.around)
-    changes = [Depends(service.may_change)]
-    app.get("/healthz", summary="Whether the service works")(service.healthz)
-    app.get("/classes", summary="The classes and what is kept of them")(service.classes)
-    app.get("/metrics", summary="Counters for Prometheus", response_class=Response)(service.metrics_text)
-    app.post("/predict", summary="Top classes of pictures", openapi_extra=_form())(service.predict)
+    changes, reads = [Depends(door.may_change)], [Depends(door.may_read)]
+    app.get("/healthz", summary="Whether the service works and can write")(service.healthz)
+    app.get("/classes", summary="The classes and what is kept of them", dependencies=reads)(service.classes)
+    app.get("/metrics", summary="Counters for Prometheus", response_class=Response, dependencies=reads)(
+        service.metrics_text
+    )
+    app.post("/predict", summary="Top classes of pictures", openapi_extra=_form(), dependencies=reads)(service.predict)
     app.post("/learn", summary="Learn pictures of one class", openapi_extra=_form("label"), dependencies=changes)(
         service.learn
     )
     app.delete("/classes/{name:path}", summary="Forget a class", dependencies=changes)(service.forget)
     for path, (name, kind) in _PAGE.items():
         app.get(path, include_in_schema=False)(_file(name, kind))
-    for error in (FullError, ClosedError, NotFittedError, OSError):
+    for error in (FullError, ClosedError, NotFittedError, OtherRequestError, OSError):
         app.exception_handler(error)(_answer_for)
     return app
 
@@ -82,13 +93,13 @@ def build(store: Store, *, token: str | None = None, limits: Limits | None = Non
 class Service:
     """What the routes do."""
 
-    def __init__(self, store: Store, token: str | None, limits: Limits) -> None:
-        self.store, self.limits, self.metrics = store, limits, Metrics()
-        self._token = None if token is None else token.encode()
+    def __init__(self, store: Store, door: Door, limits: Limits) -> None:
+        self.store, self.door, self.limits, self.metrics = store, door, limits, Metrics()
+        self._uploads = Uploads(limits)
         self._predict: Worker[Tensor, Prediction] = predictor(
             store, waiting=limits.waiting_images, together=limits.together
         )
-        self._learn: Worker[Lesson, Classifier] = teacher(
+        self._learn: Worker[Lesson, Receipt] = teacher(
             store, waiting=limits.waiting_learnings, together=limits.together, max_classes=limits.classes
         )
 
@@ -100,8 +111,15 @@ class Service:
 
     # --- routes -----------------------------------------------------------------------------------------------
 
-    async def healthz(self) -> dict[str, Any]:
-        return {"status": "ok", "version": __version__, "classes": len(self.store.model.class_names)}
+    async def healthz(self) -> JSONResponse:
+        """503 and the reason while the disk cannot be written."""
+        trouble = self.store.trouble
+        answer: dict[str, Any] = {"status": "ok" if trouble is None else "failing", "version": __version__}
+        if not self.door.private:
+            answer["classes"] = len(self.store.model.class_names)
+        if trouble is not None:
+            answer["trouble"] = trouble
+        return JSONResponse(answer, 200 if trouble is None else 503)
 
     async def classes(self) -> dict[str, Any]:
         """Counts and bytes of every class, and the privacy statement of the model."""
@@ -114,7 +132,7 @@ class Service:
             ],
             "method": model.method,
             "calibrated": model.calibration_.images > 0,
-            "needs_token": self._token is not None,
+            "needs_token": self.door.needs_token,
             "limits": {"images": self.limits.images, "body_bytes": self.limits.body_bytes},
             "privacy": privacy,
         }
@@ -125,60 +143,42 @@ class Service:
 
     async def predict(self, request: Request, top: int = 5) -> dict[str, Any]:
         """The likeliest classes of each picture, with probabilities."""
-        upload = await read_upload(request, self.limits, self.store.model.size, self.store.model.fit_to_size)
+        upload = await self._uploads.read(request, self.store.model.size, self.store.model.fit_to_size)
         answer = await asyncio.wrap_future(self._predict.submit(upload.images, len(upload.images)))
         self.metrics.predicted.inc(len(upload.images))
         return {"predictions": _shown(answer, min(max(top, 1), 100))}
 
     async def learn(self, request: Request) -> dict[str, Any]:
         """Learn the pictures; when this answers, what was learned is on disk."""
-        upload = await read_upload(request, self.limits, self.store.model.size, self.store.model.fit_to_size)
+        upload = await self._uploads.read(request, self.store.model.size, self.store.model.fit_to_size)
         try:
             name = check_name((upload.label or "").strip())
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
-        model = await asyncio.wrap_future(self._learn.submit(Lesson(name, upload.images), 1))
-        self.metrics.learned.inc(len(upload.images))
-        return {
-            "label": name,
-            "learned": len(upload.images),
-            "count": model.counts_.get(name, 0),
-            "classes": len(model.class_names),
-            "sequence": model.sequence_,
-        }
+        images = upload.images
+        lesson = Lesson(name, images, _key(request, "learn", name, len(images)))
+        receipt = await asyncio.wrap_future(self._learn.submit(lesson, 1))
+        if not receipt.repeated:
+            self.metrics.learned.inc(len(images))
+        return {"label": name, **receipt.values}
 
-    async def forget(self, name: str) -> dict[str, Any]:
+    async def forget(self, request: Request, name: str) -> dict[str, Any]:
         """Remove the class from the model and from the files on disk."""
         try:
-            model = await asyncio.wrap_future(self._learn.submit(Lesson(name, None), 1))
+            lesson = Lesson(name, None, _key(request, "forget", name))
+            receipt = await asyncio.wrap_future(self._learn.submit(lesson, 1))
         except KeyError as error:
             raise HTTPException(404, f"no class {name!r}") from error
-        self.metrics.forgotten.inc()
-        return {
-            "forgotten": name,
-            "classes": len(model.class_names),
-            "exactly": model.learner_.forgets_exactly,
-        }
+        if not receipt.repeated:
+            self.metrics.forgotten.inc()
+        return {"forgotten": name, **receipt.values}
 
     # --- around every route -----------------------------------------------------------------------------------
 
-    def may_change(self, request: Request) -> None:
-        """Refuse a change without the token, or, where there is none, from anywhere but our own page."""
-        if self._token is not None:
-            kind, _, given = request.headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
-                raise HTTPException(401, "changes need the right token", headers={"WWW-Authenticate": "Bearer"})
-            return
-        if urlsplit(f"//{request.headers.get('host', '')}").hostname not in LOOPBACK:
-            raise HTTPException(403, "without a token only this machine may change the model")
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            raise HTTPException(403, "changes from other sites are refused")
-
     async def around(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Security headers and metrics."""
+        """The host's name, security headers and metrics."""
         start = time.perf_counter()
-        response = await call_next(request)
+        response = self.door.wrong_host(request) or await call_next(request)
         response.headers.update(HEADERS)
         route = request.scope.get("route")
         path = getattr(route, "path", "other")
@@ -204,13 +204,28 @@ def _shown(answer: Prediction, top: int) -> list[dict[str, Any]]:
     ]
 
 
+def _key(request: Request, *asked: str | int) -> Key | None:
+    """The request's idempotency key, if it has one."""
+    text = request.headers.get("idempotency-key")
+    if text is None:
+        return None
+    if not 1 <= len(text) <= 200 or not text.isprintable():
+        raise HTTPException(422, "an Idempotency-Key must have 1 to 200 printable characters, such as a UUID")
+    return Key.of(text, *asked)
+
+
 async def _answer_for(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error, FullError):
         return JSONResponse({"detail": f"busy: {error}"}, 429, {"Retry-After": "1"})
     if isinstance(error, NotFittedError):
         return JSONResponse({"detail": str(error)}, 409)
+    if isinstance(error, OtherRequestError):
+        return JSONResponse({"detail": str(error)}, 422)
     if isinstance(error, ClosedError):
         return JSONResponse({"detail": str(error)}, 503, {"Retry-After": "5"})
+    if isinstance(error, FailedDiskError):
+        said = f"{error.strerror}; the service must be restarted, then ask again (with the same Idempotency-Key)"
+        return JSONResponse({"detail": said}, 503)
     return JSONResponse({"detail": f"nothing was learned: {error.strerror or error}"}, 507)  # type: ignore[attr-defined]
 
 

@@ -1,173 +1,317 @@
-"""A journal of what was learned: statistics, never images, on disk before anyone is told.
+"""A journal of what was learned since the model file was written: one SQLite file, on disk before anyone is told.
 
-The file starts with a line of JSON naming the model it belongs to. Then come frames: a mark, the length and CRC-32
-of what follows, a sequence number, and the statistics of one group of requests as safetensors. A frame
-that was being written when the process died ends the file and is cut off; damage before the last frame is an error,
-because acknowledged learning would be lost.
+A group of lessons is one transaction. The journal knows the model file it belongs to by the file's SHA-256. Before
+the model is written anew, the journal notes the digest that the new file will have: after a kill at any moment the
+file on disk shows whether the lessons are in it. Each record carries a digest that also covers the records before it,
+so a changed, missing or added record is noticed; then the journal is refused by name and nothing is deleted.
+
+The mode is a rollback journal with ``synchronous=EXTRA``. A write-ahead log would be faster, but SQLite drops the
+damaged end of one without a word, and what was acknowledged last would be lost.
 """
 
+import contextlib
+import errno
+import hashlib
 import json
 import os
-import struct
-import zlib
+import secrets
+import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from safetensors.torch import load as tensors_from
-from safetensors.torch import save as tensor_bytes
-
-from nocl.app.classifier import Classifier, label_of
 from nocl.plumbing.files import DamagedFileError, sync_folder
-from nocl.plumbing.types import JSON
 
-_MARK = b"NOCLFRAM"
-_HEAD = struct.Struct("<8sIIQ")  # mark, length, CRC of sequence and payload, sequence
-_LIMIT = 1 << 30  # bytes of one frame
+KEPT_ANSWERS = 10_000  # idempotency keys; the oldest go first
+_FORMAT = 2  # 1 was a file of frames, without SQLite
+_TABLES = """
+CREATE TABLE about (id INTEGER PRIMARY KEY CHECK (id = 1), state TEXT NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE lessons (sequence INTEGER PRIMARY KEY, payload BLOB NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE answers (number INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, request BLOB NOT NULL,
+                      answer TEXT NOT NULL, digest BLOB NOT NULL);
+"""
 
 
-class Frame(NamedTuple):
-    """One group of learnings."""
+class FailedDiskError(OSError):
+    """The disk failed in the middle of a write. What it holds is known only after a restart."""
 
-    sequence: int
-    payload: bytes
-    end: int  # offset of the byte after it
+
+class Answer(NamedTuple):
+    """The answer to a request with an idempotency key. No class name is in it: forgetting need not look here."""
+
+    key: bytes  # SHA-256 of the key
+    request: bytes  # SHA-256 of the key and what was asked
+    text: str  # JSON
 
 
 class Journal:
-    """Appends frames; each is on disk when ``append`` returns."""
+    """The lessons that the model file does not have yet. Every method that returns has reached the disk."""
 
-    def __init__(self, path: Path, history: Sequence[str]) -> None:
-        """Open or create the journal of a model whose history has these ids, the last of them newest."""
+    def __init__(self, path: Path, model: str) -> None:
+        """Open or create the journal beside a model file with this digest."""
         self.path = path
-        self._file = open(path, "r+b" if path.exists() else "w+b", buffering=0)  # noqa: SIM115
-        self.frames: list[Frame] = []
+        self._renamed = False  # the model file announced by ``announce`` is in place
+        if not path.exists():
+            _create(path, model)
+        _check_kind(path)
+        self._base = _connect(path)
         try:
-            content = path.read_bytes()
-            if b"\n" not in content and _MARK not in content:  # empty, or killed while it was being started
-                self.restart(history[-1])
-                return
-            start = _check_owner(path, content, history)
-            self.frames = list(_frames(path, content, start))
-            self.size = self.frames[-1].end if self.frames else start
-            self._file.truncate(self.size)
-            self._file.seek(self.size)
+            with _as_damage(path):
+                self._state = _checked_state(self._base, path)
+            self._continue(model)
+            self._size = self._measured()
         except BaseException:
-            self._file.close()
+            self._base.close()
             raise
 
-    def append(self, sequence: int, payload: bytes) -> None:
-        """Write one frame and flush it to disk; on failure the file is as before."""
-        checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
-        frame = _HEAD.pack(_MARK, len(payload), checksum, sequence) + payload
+    @property
+    def sequence(self) -> int:
+        """The number of the last lesson."""
+        return int(self._state["last"][0])
+
+    @property
+    def waiting(self) -> int:
+        """How many lessons the model file does not have."""
+        return self.sequence - int(self._state["folded"][0])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the lessons that the model file does not have."""
+        return self._size
+
+    def lessons(self) -> Iterator[bytes]:
+        """The lessons that the model file does not have, oldest first."""
+        for (payload,) in self._base.execute("SELECT payload FROM lessons ORDER BY sequence"):
+            yield payload
+
+    def append(self, payload: bytes, answers: Sequence[Answer] = ()) -> None:
+        """Add a lesson and the answers to those who asked for it: all on disk, or none if this raises OSError."""
+        with self._transaction() as state:
+            number, chain = state["last"]
+            digest = _record_digest(chain, number + 1, payload)
+            self._base.execute("INSERT INTO lessons VALUES (?, ?, ?)", (number + 1, payload, digest))
+            for answer in answers:
+                self._keep(state, answer)
+            state["last"] = [number + 1, digest.hex()]
+        self._size += len(payload)
+
+    def announce(self, model: str, answer: Answer | None = None) -> None:
+        """Note the digest of a model file that will be put in place next and holds everything learned so far."""
+        with self._transaction() as state:
+            kept = None if answer is None else [answer.key.hex(), answer.request.hex(), answer.text]
+            state["next"] = {"model": model, "upto": state["last"], "answer": kept}
+
+    def renamed(self) -> None:
+        """The announced model file is in place: from now on it is the one this journal continues."""
+        self._renamed = True
+
+    def fold(self) -> None:
+        """Erase the lessons that the announced model file holds."""
+        with self._transaction():
+            pass  # the transaction itself folds
+        self._size = self._measured()
+
+    def answer(self, key: bytes) -> Answer | None:
+        """What was answered to this key."""
+        row = self._base.execute("SELECT key, request, answer FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if row is None else Answer(*row)
+
+    def close(self, *, remove_if_empty: bool = False) -> None:
+        """Close the file; it is deleted if the caller allows it and it holds neither lessons nor keys."""
+        empty = not self.waiting and not self._state["answers"] and not self._renamed
+        self._base.close()
+        if remove_if_empty and empty:
+            self.path.unlink(missing_ok=True)
+            sync_folder(self.path.parent)
+
+    def _continue(self, model: str) -> None:
+        """Make sure that the lessons continue this model file."""
+        announced = self._state["next"]
+        if announced is not None and announced["model"] == model:  # killed after the model was put in place
+            self.renamed()
+            self.fold()
+        elif self._state["model"] != model and not self.waiting:  # written by another command; only keys are here
+            with self._transaction() as state:
+                state |= {"model": model, "next": None}
+        elif self._state["model"] != model:
+            raise DamagedFileError(
+                f"{self.path} belongs to another model or another copy of this one; put back the model it was written "
+                "beside, or move the journal away to give up what it holds"
+            )
+
+    def _measured(self) -> int:
+        return int(self._base.execute("SELECT COALESCE(SUM(LENGTH(payload)), 0) FROM lessons").fetchone()[0])
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[dict[str, Any]]:
+        """One transaction around changes of tables and of the state handed out; OSError means it was rolled back."""
+        state = json.loads(json.dumps(self._state))
         try:
-            written = 0
-            while written < len(frame):
-                written += self._file.write(frame[written:]) or 0
-            os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(self.size)
-            self._file.seek(self.size)
+            self._base.execute("BEGIN IMMEDIATE")
+            if self._renamed:
+                self._fold_into(state)
+            yield state
+            _write_state(self._base, state)
+            self._base.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise _disk_error(self.path, error) from error
+        except BaseException:
+            self._roll_back()
             raise
-        self.size += len(frame)
+        self._state, self._renamed = state, False
 
-    def restart(self, model: str) -> None:
-        """Empty the journal: everything in it is in the model file."""
-        line = json.dumps({"kind": "nocl journal", "format": 1, "model": model}).encode() + b"\n"
-        self._file.seek(0)
-        self._file.truncate(0)
-        self._file.write(line)
-        os.fsync(self._file.fileno())
-        sync_folder(self.path.parent)
-        self.size, self.frames = len(line), []
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # SQLite has done so itself after some errors
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")
 
-    def close(self) -> None:
-        """Close the file; it stays where it is."""
-        self._file.close()
+    def _fold_into(self, state: dict[str, Any]) -> None:
+        announced = state["next"]
+        self._base.execute("DELETE FROM lessons WHERE sequence <= ?", (announced["upto"][0],))
+        if announced["answer"] is not None:
+            key, request, text = announced["answer"]
+            self._keep(state, Answer(bytes.fromhex(key), bytes.fromhex(request), text))
+        state |= {"model": announced["model"], "folded": announced["upto"], "next": None}
 
-    def remove(self) -> None:
-        """Delete the file: everything in it is in the model file."""
-        self.close()
-        self.path.unlink(missing_ok=True)
-        sync_folder(self.path.parent)
+    def _keep(self, state: dict[str, Any], answer: Answer) -> None:
+        self._base.execute(
+            "INSERT INTO answers (key, request, answer, digest) VALUES (?, ?, ?, ?)", (*answer, _answer_digest(*answer))
+        )
+        state["answers"] += 1
+        if state["answers"] > KEPT_ANSWERS:
+            self._base.execute("DELETE FROM answers WHERE number = (SELECT MIN(number) FROM answers)")
+            state["answers"] -= 1
 
 
-def pack(part: Classifier) -> bytes:
-    """The statistics of a classifier made by ``apart``, with names and counts of its classes.
+def has_lessons(path: Path) -> bool:
+    """Whether a journal holds lessons that its model file does not have; True if that cannot be seen."""
+    if not path.exists():
+        return False
+    try:
+        base = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        try:
+            return base.execute("SELECT 1 FROM lessons LIMIT 1").fetchone() is not None
+        finally:
+            base.close()
+    except sqlite3.Error:
+        return True
 
-    Of a tensor of zeros, such as the covariance of a single image, only the shape is written.
-    """
-    learner = part.learner_
-    left_out = learner.network_state_names() | {"_extra_state"}
-    tensors = {name: tensor for name, tensor in learner.state_dict().items() if name not in left_out}
-    zeros = {name: list(tensor.shape) for name, tensor in tensors.items() if not bool(tensor.any())}
-    about = {"counts": json.dumps(part.counts_), "zeros": json.dumps(zeros)}
-    return tensor_bytes(
-        {name: tensor.cpu().contiguous() for name, tensor in tensors.items() if name not in zeros}, metadata=about
+
+def _create(path: Path, model: str) -> None:
+    """Make an empty journal under a temporary name, then rename it: an empty file is damage, never a beginning."""
+    made = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        base = _connect(made, "auto_vacuum=FULL", "journal_mode=DELETE")
+        try:
+            base.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={_FORMAT};")
+            state = {"kind": "nocl journal", "model": model, "next": None, "answers": 0}
+            _write_state(base, state | {"folded": [0, ""], "last": [0, ""]})
+            base.execute("COMMIT")
+        finally:
+            base.close()
+        os.replace(made, path)
+        sync_folder(path.parent)
+    except sqlite3.Error as error:
+        raise _disk_error(path, error) from error
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _connect(path: Path, *settings: str) -> sqlite3.Connection:
+    # the store's lock keeps other processes out; of this one's threads only the one that learns writes
+    base = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    for setting in (*settings, "synchronous=EXTRA", "secure_delete=ON", "cell_size_check=ON"):
+        with contextlib.suppress(sqlite3.DatabaseError, ValueError):  # a damaged file is reported when it is read
+            base.execute(f"PRAGMA {setting}")
+    return base
+
+
+def _check_kind(path: Path) -> None:
+    with open(path, "rb") as file:
+        start = file.read(20)
+    if start.startswith(b'{"kind": "nocl j'):
+        raise DamagedFileError(
+            f"{path} was written by an earlier nocl: serve the model once more with that version and stop it, which "
+            "takes the journal into the model file; or move the journal away to give up what it holds"
+        )
+    if start[:16] != b"SQLite format 3\0" or start[18:] != b"\1\1":  # 2: a write-ahead log, which we never have
+        raise DamagedFileError(
+            f"{path} is not a journal that this nocl can read ({'empty' if not start else 'damaged'}); nothing was "
+            "deleted: restore it from a copy, or move it away to give up what it holds"
+        )
+
+
+def _checked_state(base: sqlite3.Connection, path: Path) -> dict[str, Any]:
+    """The state, after every record was compared with its digest."""
+    for (verdict,) in base.execute("PRAGMA quick_check(1)"):
+        if verdict != "ok":
+            raise _damage(path, verdict.replace("\n", " "))
+    version = base.execute("PRAGMA user_version").fetchone()[0]
+    if version != _FORMAT:
+        raise DamagedFileError(f"{path} has format {version}, this nocl reads {_FORMAT}: use the nocl that wrote it")
+    text, digest = base.execute("SELECT state, digest FROM about").fetchone() or ("", b"")
+    if hashlib.sha256(text.encode()).digest() != digest:
+        raise _damage(path, "its first record does not match its digest")
+    state: dict[str, Any] = json.loads(text)
+    number, chain = state["folded"]
+    for sequence, payload, digest in base.execute("SELECT sequence, payload, digest FROM lessons ORDER BY sequence"):
+        if sequence != number + 1 or _record_digest(chain, sequence, payload) != digest:
+            raise _damage(path, f"lesson {number + 1} does not match its digest")
+        number, chain = sequence, digest.hex()
+    if [number, chain] != state["last"]:
+        raise _damage(path, f"lessons {number + 1} to {state['last'][0]} are missing")
+    answers = 0
+    for *answer, digest in base.execute("SELECT key, request, answer, digest FROM answers"):
+        answers += 1
+        if _answer_digest(*answer) != digest:
+            raise _damage(path, f"the answer to idempotency key {answers} does not match its digest")
+    if answers != state["answers"]:
+        raise _damage(path, f"{state['answers'] - answers} answers to idempotency keys are missing")
+    return state
+
+
+def _write_state(base: sqlite3.Connection, state: dict[str, Any]) -> None:
+    text = json.dumps(state, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).digest()
+    base.execute("INSERT OR REPLACE INTO about VALUES (1, ?, ?)", (text, digest))
+
+
+def _record_digest(chain: str, sequence: int, payload: bytes) -> bytes:
+    return hashlib.sha256(b"%s|%d|" % (chain.encode(), sequence) + payload).digest()
+
+
+def _answer_digest(key: bytes, request: bytes, text: str) -> bytes:
+    return hashlib.sha256(b"|".join([key, request, text.encode()])).digest()
+
+
+@contextlib.contextmanager
+def _as_damage(path: Path) -> Iterator[None]:
+    """What a damaged file makes SQLite or JSON say, as one kind of error."""
+    try:
+        yield
+    except DamagedFileError:
+        raise
+    except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        if isinstance(error, sqlite3.OperationalError) and _code(error) in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL):
+            raise _disk_error(path, error) from error
+        raise _damage(path, str(error)) from error
+
+
+def _damage(path: Path, what: str) -> DamagedFileError:
+    return DamagedFileError(
+        f"{path} is damaged: {what}. Nothing was deleted: restore it from a copy, or move it away to give up what it "
+        "holds"
     )
 
 
-def unpack(payload: bytes, empty: Classifier) -> Classifier:
-    """What ``pack`` was given, on a copy of an empty classifier made by ``apart``."""
-    part = empty.copy()
-    learner = part.learner_
-    length = int.from_bytes(payload[:8], "little")
-    about = json.loads(payload[8 : 8 + length])["__metadata__"]
-    counts: dict[str, int] = json.loads(about["counts"])
-    shapes: dict[str, list[int]] = json.loads(about["zeros"])
-    types = {name: tensor.dtype for name, tensor in learner.state_dict().items()}
-    zeros = {name: torch.zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
-    learner.load_state_dict(tensors_from(payload) | zeros, strict=False)  # the network is the model's own
-    part._names = {label_of(name): name for name in counts}
-    part._counts.update(counts)
-    return part
+def _disk_error(path: Path, error: sqlite3.Error) -> OSError:
+    if _code(error) == sqlite3.SQLITE_FULL:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    name = getattr(error, "sqlite_errorname", "")
+    return FailedDiskError(errno.EIO, f"{error} {name}".strip(), str(path))
 
 
-def _check_owner(path: Path, content: bytes, history: Sequence[str]) -> int:
-    end = content.find(b"\n") + 1
-    try:
-        owner: JSON = json.loads(content[:end])
-    except ValueError:
-        owner = None
-    if not isinstance(owner, dict) or (owner.get("kind"), owner.get("format")) != ("nocl journal", 1):
-        raise DamagedFileError(f"{path} is not a journal that this nocl can read; move it away")
-    if owner.get("model") not in history:
-        raise DamagedFileError(
-            f"{path} belongs to another model or an older copy of this one; put back the model it was written "
-            "beside, or move the journal away to give up what it holds"
-        )
-    return end
-
-
-def _frames(path: Path, content: bytes, start: int) -> Iterator[Frame]:
-    while start < len(content):
-        frame = _frame_at(content, start)
-        if frame is None:
-            if _any_frame_after(content, start + 1):
-                raise DamagedFileError(
-                    f"{path} is damaged at byte {start}, before its last frame: acknowledged learning would be "
-                    "lost; restore the file from a copy, or move it away to give up what it holds"
-                )
-            return
-        yield frame
-        start = frame.end
-
-
-def _frame_at(content: bytes, start: int) -> Frame | None:
-    if start + _HEAD.size > len(content):
-        return None
-    mark, length, checksum, sequence = _HEAD.unpack_from(content, start)
-    end = start + _HEAD.size + length
-    if mark != _MARK or length > _LIMIT or end > len(content):
-        return None
-    payload = content[start + _HEAD.size : end]
-    return Frame(sequence, payload, end) if zlib.crc32(payload, sequence & 0xFFFFFFFF) == checksum else None
-
-
-def _any_frame_after(content: bytes, start: int) -> bool:
-    while (start := content.find(_MARK, start)) >= 0:
-        if _frame_at(content, start) is not None:
-            return True
-        start += 1
-    return False
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary error code."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

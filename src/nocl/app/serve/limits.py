@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+LIGHT_BODY = 1 << 19  # a request that is smaller is one of the many that room is kept for
+LIGHT_DECODE = 24 << 20  # the same of decoding one picture
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -15,3 +18,8 @@ class Limits:
     classes: int = 10_000
     upload_seconds: float = 60.0
     together: int = 64  # images predicted or learned in one go
+    bodies_bytes: int = 128 << 20  # of all requests that are being read; half of it for small ones
+    decode_bytes: int = 320 << 20  # that decoding may take at once, of all pictures
+    header_seconds: float = 10.0  # for a request line and its headers to arrive
+    connections: int = 512
+    per_address: int = 64  # connections from one address

@@ -3,12 +3,14 @@
 import ipaddress
 import logging
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
 
 from nocl.app.serve.app import build
 from nocl.app.serve.limits import Limits
+from nocl.app.serve.protocol import settings
 from nocl.app.serve.store import Store
 
 log = logging.getLogger(__name__)
@@ -26,16 +28,26 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     limits: Limits | None = None,
+    private: bool = False,
+    names: Sequence[str] = (),
     trust: bool = False,
     device: str = "cpu",
 ) -> None:
     """Serve a model until interrupted, then write it whole."""
+    limits = limits or Limits()
     check_address(host, token)
-    app = build(Store(path, trust=trust, device=device), token=token, limits=limits)
-    uvicorn.run(
-        app, host=host, port=port, log_level="warning", server_header=False, limit_concurrency=512,
-        timeout_keep_alive=15, timeout_graceful_shutdown=20,
-    )  # fmt: skip
+    own = [] if _is_address(host) else [host]
+    store = Store(path, trust=trust, device=device)
+    app = build(store, token=token, limits=limits, private=private, names=[*own, *names])
+    uvicorn.run(app, host=host, port=port, log_level="warning", **settings(limits))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def check_address(host: str, token: str | None) -> None:

@@ -1,28 +1,60 @@
 """A model file that learns durably: what ``learn`` and ``forget`` have returned from survives a kill at any moment.
 
-One process at a time holds a model (a lock file beside it). Learning appends statistics to a journal and flushes it
-to disk; now and then, and at every ``forget``, the whole model is written by rename and the journal starts anew. Each
+One process at a time holds a model (a lock file beside it). Learning adds statistics to a journal and flushes it to
+disk; now and then, and at every ``forget``, the whole model is written by rename and the journal starts anew. Each
 change publishes a new model, so a reader that took ``model`` goes on with the one it has.
+
+An OSError means that nothing changed, on disk or here. After one that says that the disk itself failed, nothing more
+is learned until a restart has read what the disk really holds. ``trouble`` says what is wrong, for ``/healthz``.
 """
 
+import errno
 import glob
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from nocl.app.classifier import Classifier
-from nocl.app.serve.journal import Journal, pack, unpack
+from nocl.app.packing import pack, unpack
+from nocl.app.serve.journal import Answer, FailedDiskError, Journal
 from nocl.learner import UnsupportedError
+from nocl.plumbing.files import file_digest, hold, write_atomically
+from nocl.plumbing.types import JSON
 
 log = logging.getLogger(__name__)
 SNAPSHOT_BYTES = 64 << 20  # the journal's size at which the model is written whole
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk works but has no room
 
 
-class BusyModelError(RuntimeError):
-    """Another process holds the model."""
+class Key(NamedTuple):
+    """A client's name for a request: asked again with the same one, it is answered and not done again."""
+
+    key: bytes
+    request: bytes
+
+    @classmethod
+    def of(cls, key: str, *asked: str | int) -> "Key":
+        """The key and what is asked, as digests: neither key nor class name can be read from the file."""
+        name = hashlib.sha256(key.encode()).digest()
+        return cls(name, hashlib.sha256(json.dumps([key, *asked]).encode()).digest())
+
+
+class OtherRequestError(ValueError):
+    """An idempotency key that was used for another request."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a change came to; ``repeated`` if it was done before under the same key."""
+
+    values: dict[str, JSON]
+    repeated: bool = False
 
 
 class Store:
@@ -31,95 +63,150 @@ class Store:
     def __init__(
         self, path: Path, *, trust: bool = False, device: str = "cpu", snapshot_bytes: int = SNAPSHOT_BYTES
     ) -> None:
-        self.path, self._snapshot_bytes = path, snapshot_bytes
+        self.path, self._snapshot_bytes = path.resolve(), snapshot_bytes
+        self.trouble: str | None = None
+        self._failed = False
+        self._snapshot_at = snapshot_bytes
         self._lock = hold(path)
         try:
-            self.model = Classifier.load(path, trust=trust, device=device)
+            self.model = Classifier.load(self.path, trust=trust, device=device)
             if not self.model.learner_.mergeable:
                 raise UnsupportedError(
                     f"method {self.model.method!r} changes its network as it learns, which a journal of statistics "
                     "cannot hold; fit a model with a method on class statistics such as ncm"
                 )
             self._empty = self.model.apart()
-            _clear_unfinished(path)
-            self._journal = Journal(journal_of(path), [entry["id"] for entry in self.model.history_])
+            _clear_unfinished(self.path)
+            self._journal = Journal(journal_of(self.path), file_digest(self.path))
             self._replay()
         except BaseException:
             self._lock.release()
             raise
 
-    def learn(self, pictures: Sequence[tuple[Tensor, str]]) -> Classifier:
+    @property
+    def sequence(self) -> int:
+        """The number of the last group of lessons."""
+        return self._journal.sequence
+
+    def answered(self, key: Key | None) -> Receipt | None:
+        """The receipt of a request that was done before under this key."""
+        found = None if key is None else self._journal.answer(key.key)
+        if found is None or key is None:
+            return None
+        if found.request != key.request:
+            raise OtherRequestError("this Idempotency-Key was used for another request; take a new key for each")
+        return Receipt(json.loads(found.text), repeated=True)
+
+    def learn(self, pictures: Sequence[tuple[Tensor, str]], keys: Sequence[Key | None] = ()) -> list[Receipt]:
         """Learn batches of images, each of one class. When this returns, it is on disk and published."""
+        self._check_disk()
         part = self._empty.copy()
         for x, name in pictures:
             part.partial_fit(x, name)
         payload = pack(part)
-        self._journal.append(self.model.sequence_ + 1, payload)
-        self.model = self._applied(payload)
-        if self._journal.size > self._snapshot_bytes:
-            self.snapshot()
-        return self.model
+        changed = self._applied(payload)
+        receipts = [
+            Receipt({"learned": len(x), "count": changed.counts_.get(name, 0), "classes": len(changed.class_names),
+                     "sequence": self.sequence + 1})
+            for x, name in pictures
+        ]  # fmt: skip
+        answers = [_answer(key, receipt) for key, receipt in zip(keys, receipts) if key is not None]
+        try:
+            self._journal.append(payload, answers)
+        except OSError as error:
+            raise self._noted(error) from error
+        self.model, self.trouble = changed, None
+        if self._journal.size > self._snapshot_at:
+            self._try_snapshot()
+        return receipts
 
-    def forget(self, name: str) -> Classifier:
+    def forget(self, name: str, key: Key | None = None) -> Receipt:
         """Remove a class from the model and from the files on disk."""
+        self._check_disk()
         changed = self.model.copy()
         changed.forget(name)
-        self.model = self._written(changed)
-        return self.model
+        receipt = Receipt({"classes": len(changed.class_names), "exactly": changed.learner_.forgets_exactly})
+        self._write(changed, None if key is None else _answer(key, receipt))
+        try:
+            self._journal.fold()
+        except OSError as error:
+            self._failed = True
+            self.trouble = (
+                f"the class is out of the model file but not of {self._journal.path.name}: restart the service"
+            )
+            raise FailedDiskError(errno.EIO, self.trouble) from error
+        return receipt
 
     def snapshot(self) -> None:
         """Write the model whole and empty the journal."""
-        self.model = self._written(self.model.copy())
+        self._check_disk()
+        self._write(self.model.copy(), None)
+        self._journal.fold()
 
     def close(self) -> None:
-        """Leave one model file and no journal."""
+        """Leave one model file, and a journal only if it holds idempotency keys or could not be taken in."""
         try:
-            if self.model.sequence_ > self._saved:
-                self._written(self.model.copy())
-            self._journal.remove()
+            if self._journal.waiting and not self._failed:
+                self._try_snapshot()
+            self._journal.close(remove_if_empty=not self._failed)
         finally:
             self._lock.release()
 
+    def _try_snapshot(self) -> None:
+        """Write the model whole. If that fails, the lessons are still in the journal, and nobody is told an error."""
+        try:
+            self.snapshot()
+            self._snapshot_at = self._snapshot_bytes
+        except OSError as error:
+            self.trouble = f"{self.path.name} could not be written, the lessons stay in the journal: {error}"
+            log.warning("%s", self.trouble)
+            self._snapshot_at = self._journal.size + self._snapshot_bytes
+
     def _replay(self) -> None:
-        self._saved = self.model.sequence_
-        for frame in self._journal.frames:
-            if frame.sequence > self.model.sequence_:
-                self.model = self._applied(frame.payload)
-        if self._journal.frames:
-            log.info("replayed %d frames of %s", len(self._journal.frames), self._journal.path.name)
-        self._journal.frames = []
+        for payload in self._journal.lessons():
+            self.model = self._applied(payload)
+        if self._journal.waiting:
+            log.info("replayed %d groups of lessons of %s", self._journal.waiting, self._journal.path.name)
 
     def _applied(self, payload: bytes) -> Classifier:
         """The next model. It takes in what the journal holds, not what was computed, so a replay is the same."""
         changed = self.model.copy()
         changed.take_in(unpack(payload, self._empty))
-        changed.sequence_ += 1
         return changed
 
-    def _written(self, changed: Classifier) -> Classifier:
-        changed.save(self.path)
-        self.model = changed
-        self._saved = changed.sequence_
-        self._journal.restart(changed.history_[-1]["id"])
-        return changed
+    def _write(self, changed: Classifier, answer: Answer | None) -> None:
+        """Put the model file in place and publish it; the journal still has to be folded."""
+        content = changed.to_bytes()
+        try:
+            self._journal.announce(hashlib.sha256(content).hexdigest(), answer)
+            write_atomically(self.path, lambda file: file.write(content))
+        except OSError as error:
+            raise self._noted(error) from error
+        self._journal.renamed()
+        self.model, self.trouble = changed, None
+
+    def _check_disk(self) -> None:
+        if self._failed:
+            raise FailedDiskError(errno.EIO, f"the disk failed, nothing is learned until a restart: {self.trouble}")
+
+    def _noted(self, error: OSError) -> OSError:
+        """The error, after noting whether the store may go on."""
+        self._failed = error.errno not in _FULL
+        self.trouble = str(error)
+        return FailedDiskError(errno.EIO, self.trouble) if self._failed else error
 
 
-def hold(path: Path) -> FileLock:
-    """Take the lock beside a model file, or say that another process has it."""
-    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise BusyModelError(f"{path} is held by another process (a service or a learning command)") from None
-    return lock
+def _answer(key: Key, receipt: Receipt) -> Answer:
+    return Answer(key.key, key.request, json.dumps(receipt.values))
 
 
 def _clear_unfinished(path: Path) -> None:
     """Delete what a killed process left of a file it was writing: it may hold statistics of a forgotten class."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part*"):
         leftover.unlink(missing_ok=True)
 
 
 def journal_of(path: Path) -> Path:
     """Where the journal of a model file lies."""
-    return path.with_name(f"{path.name}.journal")
+    real = path.resolve()
+    return real.with_name(f"{real.name}.journal")

@@ -1,21 +1,26 @@
-"""Uploads to batches: a form with pictures, read under limits and never written to disk."""
+"""Uploads to batches: a form with pictures, read under limits and never written to disk.
+
+Bodies and decoding have a fixed amount of memory for all requests together (:mod:`nocl.app.serve.room`).
+"""
 
 import asyncio
-import io
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
 from anyio import to_thread
 from fastapi import HTTPException, Request
+from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from torch import Tensor
 
-from nocl.app.serve.limits import Limits
-from nocl.data.decode import BadImageError, Fit, decode
+from nocl.app.serve.limits import LIGHT_BODY, LIGHT_DECODE, Limits
+from nocl.app.serve.room import Room, Shelf
+from nocl.data.decode import BadImageError, Fit, decode, decoding_bytes
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData
@@ -29,36 +34,86 @@ class Upload:
     label: str | None
 
 
-async def read_upload(request: Request, limits: Limits, size: int, fit: Fit) -> Upload:
-    """Read and decode a ``multipart/form-data`` request with fields ``images`` and perhaps ``label``."""
-    form = await _form(request, limits)
-    try:
-        given = form.getlist("images")
-        files = [item for item in given if isinstance(item, UploadFile)]
-        if not files or len(files) != len(given):
-            raise HTTPException(422, "send pictures as files in the field 'images' of a multipart form")
-        contents = [(item.filename or f"picture {i + 1}", await item.read()) for i, item in enumerate(files)]
-        label = form.get("label")
-    finally:
-        await form.close()
-    if isinstance(label, UploadFile):
-        raise HTTPException(422, "label must be text, not a file")
-    images = await to_thread.run_sync(_decoded, contents, size, fit, limits.pixels)
-    return Upload(images, None if label is None else str(label))
+class Uploads:
+    """Reads the uploads of one service."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._small, self._large = Shelf(limits.bodies_bytes // 2), Shelf(limits.bodies_bytes // 2)
+        self._light, self._heavy = Room(2 * LIGHT_DECODE, 2), Room(limits.decode_bytes, 2)
+
+    async def read(self, request: Request, size: int, fit: Fit) -> Upload:
+        """Read and decode a ``multipart/form-data`` request with fields ``images`` and perhaps ``label``."""
+        async with self._form(request) as form:
+            given = form.getlist("images")
+            files = [item for item in given if isinstance(item, UploadFile)]
+            if not files or len(files) != len(given):
+                raise HTTPException(422, "send pictures as files in the field 'images' of a multipart form")
+            label = form.get("label")
+            if isinstance(label, UploadFile):
+                raise HTTPException(422, "label must be text, not a file")
+            rows = [await self._decoded(item, i, size, fit) for i, item in enumerate(files)]
+        return Upload(torch.from_numpy(np.stack(rows)), None if label is None else str(label))
+
+    async def _decoded(self, item: UploadFile, position: int, size: int, fit: Fit) -> NDArray[np.uint8]:
+        """One picture. A cheap one need not wait for those that take much memory."""
+        file, limit = item.file, self._limits.pixels
+        try:
+            async with self._light.take(LIGHT_DECODE):
+                cost = await to_thread.run_sync(_measured, file, size, limit)
+                if cost <= LIGHT_DECODE:
+                    return await to_thread.run_sync(_pixels, file, size, fit, limit)
+            if cost > self._limits.decode_bytes:
+                raise BadImageError(
+                    f"decoding it would take about {cost >> 20} MB, above the limit of "
+                    f"{self._limits.decode_bytes >> 20} MB"
+                )
+            async with self._heavy.take(cost):
+                return await to_thread.run_sync(_pixels, file, size, fit, limit)
+        except BadImageError as error:
+            too_much = "above the limit" in str(error) or "more pixels" in str(error)
+            name = _shown(item.filename or f"picture {position + 1}")
+            raise HTTPException(413 if too_much else 422, f"{name}: {error}") from error
+
+    @asynccontextmanager
+    async def _form(self, request: Request) -> "AsyncIterator[FormData]":
+        """The form of a request, in memory, until the block ends."""
+        limits, kind = self._limits, request.headers.get("content-type", "")
+        if not kind.startswith("multipart/form-data"):
+            raise HTTPException(415, f"send multipart/form-data, not {kind.split(';')[0] or 'nothing'}")
+        declared = request.headers.get("content-length", "0")
+        if not declared.isdigit() or len(declared) > 18 or int(declared) > limits.body_bytes:
+            raise _too_large(limits)
+        held: dict[Shelf, int] = {self._small: 0, self._large: 0}
+        try:
+            parser = MultiPartParser(
+                request.headers, self._counted(request, held), max_files=limits.images, max_fields=8,
+                max_part_size=1 << 16,  # of fields that are not files
+            )  # fmt: skip
+            parser.spool_max_size = limits.body_bytes + 1  # larger than any file we take: no picture touches the disk
+            form = await _parsed(parser, limits)
+            try:
+                yield form
+            finally:
+                await form.close()
+        finally:
+            for shelf, size in held.items():
+                shelf.give_back(size)
+
+    async def _counted(self, request: Request, held: dict[Shelf, int]) -> AsyncGenerator[bytes, None]:
+        total = 0
+        async for chunk in request.stream():
+            total += len(chunk)
+            if total > self._limits.body_bytes:
+                raise _too_large(self._limits)
+            shelf = self._small if total <= LIGHT_BODY else self._large
+            if not shelf.fits(len(chunk)):
+                raise HTTPException(429, "busy: too many uploads at once", headers={"Retry-After": "2"})
+            held[shelf] += len(chunk)
+            yield chunk
 
 
-async def _form(request: Request, limits: Limits) -> "FormData":
-    kind = request.headers.get("content-type", "")
-    if not kind.startswith("multipart/form-data"):
-        raise HTTPException(415, f"send multipart/form-data, not {kind.split(';')[0] or 'nothing'}")
-    declared = request.headers.get("content-length", "0")
-    if not declared.isdigit() or int(declared) > limits.body_bytes:
-        raise _too_large(limits)
-    parser = MultiPartParser(
-        request.headers, _counted(request, limits), max_files=limits.images, max_fields=8,
-        max_part_size=1 << 16,  # of fields that are not files
-    )  # fmt: skip
-    parser.spool_max_size = limits.body_bytes + 1  # larger than any file we take: no picture touches the disk
+async def _parsed(parser: MultiPartParser, limits: Limits) -> "FormData":
     try:
         async with asyncio.timeout(limits.upload_seconds):
             return await parser.parse()
@@ -72,30 +127,20 @@ async def _form(request: Request, limits: Limits) -> "FormData":
         raise HTTPException(408, f"the upload took longer than {limits.upload_seconds:g} s") from None
 
 
-async def _counted(request: Request, limits: Limits) -> AsyncGenerator[bytes, None]:
-    total = 0
-    async for chunk in request.stream():
-        total += len(chunk)
-        if total > limits.body_bytes:
-            raise _too_large(limits)
-        yield chunk
-
-
 def _too_large(limits: Limits) -> HTTPException:
     return HTTPException(
         413, f"a request may have at most {limits.body_bytes >> 20} MB; send fewer or smaller pictures"
     )
 
 
-def _decoded(contents: list[tuple[str, bytes]], size: int, fit: Fit, pixel_limit: int) -> Tensor:
-    rows = []
-    for name, content in contents:
-        try:
-            rows.append(decode(io.BytesIO(content), size, fit, pixel_limit=pixel_limit))
-        except BadImageError as error:
-            too_many = "above the limit" in str(error) or "more pixels" in str(error)
-            raise HTTPException(413 if too_many else 422, f"{_shown(name)}: {error}") from error
-    return torch.from_numpy(np.stack(rows))
+def _measured(file: BinaryIO, size: int, pixel_limit: int) -> int:
+    file.seek(0)
+    return decoding_bytes(file, size, pixel_limit=pixel_limit)
+
+
+def _pixels(file: BinaryIO, size: int, fit: Fit, pixel_limit: int) -> NDArray[np.uint8]:
+    file.seek(0)
+    return decode(file, size, fit, pixel_limit=pixel_limit)
 
 
 def _shown(name: str) -> str:

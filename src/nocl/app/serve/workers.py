@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nocl.app.classifier import Classifier
-from nocl.app.serve.store import Store
+from nocl.app.serve.store import Key, OtherRequestError, Receipt, Store
 from nocl.learner import NotFittedError
 
 J = TypeVar("J")
@@ -138,53 +138,74 @@ def predictor(store: Store, *, waiting: int, together: int) -> Worker[Tensor, Pr
 
 @dataclass(frozen=True)
 class Lesson:
-    """Images of one class to learn, or (with none) a class to forget."""
+    """Images of one class to learn, or (with none) a class to forget; the client's key for it, if it sent one."""
 
     name: str
     images: Tensor | None
+    key: Key | None = None
 
 
-def teacher(store: Store, *, waiting: int, together: int, max_classes: int) -> Worker[Lesson, Classifier]:
+def teacher(store: Store, *, waiting: int, together: int, max_classes: int) -> Worker[Lesson, Receipt]:
     """The one worker that changes the model. When it answers, the change is on disk."""
 
-    def work(lessons: list[Lesson]) -> list[Classifier | Exception]:
-        answers: list[Classifier | Exception] = []
+    def work(lessons: list[Lesson]) -> list[Receipt | Exception]:
+        answers: list[Receipt | Exception] = []
         for run in _runs(lessons):
-            answers += _forget(store, run[0]) if run[0].images is None else _learn(store, run, max_classes)
+            try:
+                answers += _forget(store, run[0]) if run[0].images is None else _learn(store, run, max_classes)
+            except Exception as error:  # the answer of this run alone: what the runs before it did is done
+                answers += [error] * len(run)
         return answers
 
     return Worker("learn", work, waiting=waiting, together=together)
 
 
 def _runs(lessons: list[Lesson]) -> list[list[Lesson]]:
-    """Consecutive learnings together, each forgetting alone, in order."""
+    """Consecutive learnings together, each forgetting alone, in order; a key that comes again starts a new run."""
     runs: list[list[Lesson]] = []
     for lesson in lessons:
-        if runs and lesson.images is not None and runs[-1][-1].images is not None:
+        together = runs and lesson.images is not None and runs[-1][-1].images is not None
+        again = runs and lesson.key is not None and any(_same_key(lesson, other) for other in runs[-1])
+        if together and not again:
             runs[-1].append(lesson)
         else:
             runs.append([lesson])
     return runs
 
 
-def _forget(store: Store, lesson: Lesson) -> list[Classifier | Exception]:
+def _same_key(lesson: Lesson, other: Lesson) -> bool:
+    return lesson.key is not None and other.key is not None and lesson.key.key == other.key.key
+
+
+def _forget(store: Store, lesson: Lesson) -> list[Receipt | Exception]:
     try:
-        return [store.forget(lesson.name)]
-    except KeyError as error:
+        return [store.answered(lesson.key) or store.forget(lesson.name, lesson.key)]
+    except (KeyError, OtherRequestError) as error:
         return [error]
 
 
-def _learn(store: Store, run: list[Lesson], max_classes: int) -> list[Classifier | Exception]:
+def _learn(store: Store, run: list[Lesson], max_classes: int) -> list[Receipt | Exception]:
     known = set(store.model.class_names)
-    answers: list[Classifier | Exception | None] = []
-    taken: list[tuple[Tensor, str]] = []
+    answers: list[Receipt | Exception | None] = []
+    taken: list[Lesson] = []
     for lesson in run:
-        if lesson.name not in known and len(known) >= max_classes:
-            answers.append(FullError(f"the model has {len(known)} classes, the limit is {max_classes}"))
-            continue
-        known.add(lesson.name)
-        assert lesson.images is not None
-        taken.append((lesson.images, lesson.name))
-        answers.append(None)
-    model = store.learn(taken) if taken else store.model
-    return [model if answer is None else answer for answer in answers]
+        answer = _before_learning(store, lesson, known, max_classes)
+        answers.append(answer)
+        if answer is None:
+            known.add(lesson.name)
+            taken.append(lesson)
+    pictures = [(lesson.images, lesson.name) for lesson in taken if lesson.images is not None]
+    done = iter(store.learn(pictures, [lesson.key for lesson in taken]) if taken else [])
+    return [next(done) if answer is None else answer for answer in answers]
+
+
+def _before_learning(store: Store, lesson: Lesson, known: set[str], max_classes: int) -> Receipt | Exception | None:
+    """The answer to a lesson that is not to be learned: done before, or too many classes."""
+    try:
+        if before := store.answered(lesson.key):
+            return before
+    except OtherRequestError as error:
+        return error
+    if lesson.name not in known and len(known) >= max_classes:
+        return FullError(f"the model has {len(known)} classes, the limit is {max_classes}")
+    return None

@@ -1,0 +1,40 @@
+"""What a group of lessons taught, as bytes for the journal: statistics, names and counts, never images."""
+
+import json
+
+import torch
+from safetensors.torch import load as tensors_from
+from safetensors.torch import save as tensor_bytes
+
+from nocl.app.classifier import Classifier, label_of
+
+
+def pack(part: Classifier) -> bytes:
+    """The statistics of a classifier made by ``apart``, with names and counts of its classes.
+
+    Of a tensor of zeros, such as the covariance of a single image, only the shape is written.
+    """
+    learner = part.learner_
+    left_out = learner.network_state_names() | {"_extra_state"}
+    tensors = {name: tensor for name, tensor in learner.state_dict().items() if name not in left_out}
+    zeros = {name: list(tensor.shape) for name, tensor in tensors.items() if not bool(tensor.any())}
+    about = {"counts": json.dumps(part.counts_), "zeros": json.dumps(zeros)}
+    return tensor_bytes(
+        {name: tensor.cpu().contiguous() for name, tensor in tensors.items() if name not in zeros}, metadata=about
+    )
+
+
+def unpack(payload: bytes, empty: Classifier) -> Classifier:
+    """What ``pack`` was given, on a copy of an empty classifier made by ``apart``."""
+    part = empty.copy()
+    learner = part.learner_
+    length = int.from_bytes(payload[:8], "little")
+    about = json.loads(payload[8 : 8 + length])["__metadata__"]
+    counts: dict[str, int] = json.loads(about["counts"])
+    shapes: dict[str, list[int]] = json.loads(about["zeros"])
+    types = {name: tensor.dtype for name, tensor in learner.state_dict().items()}
+    zeros = {name: torch.zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
+    learner.load_state_dict(tensors_from(payload) | zeros, strict=False)  # the network is the model's own
+    part._names = {label_of(name): name for name in counts}
+    part._counts.update(counts)
+    return part

@@ -1,0 +1,93 @@
+"""Who may ask: the host's name is checked always, the token for changes, and for reading where that is wanted.
+
+A web page can make a browser ask any address, under a name of its own that it points there. So a request must be
+addressed to this machine by a name or address that no other site can own. Without a token only this machine may
+change the model, and only from the service's own page.
+"""
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException, Request
+from fastapi.responses import JSONResponse
+
+
+class Door:
+    """The checks of one service."""
+
+    def __init__(self, token: str | None, *, private: bool = False, names: Sequence[str] = ()) -> None:
+        if private and token is None:
+            raise ValueError("a private service needs a token: set NOCL_TOKEN")
+        self._token = None if token is None else token.encode()
+        self.private = private
+        self._names = {"localhost", *(name.lower() for name in names)}
+        if token is not None:
+            self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether changes need a token."""
+        return self._token is not None
+
+    def may_read(self, request: Request) -> None:
+        """Refuse reading without the token where the service is private."""
+        if self.private:
+            self._check_token(request, "this service")
+
+    def may_change(self, request: Request) -> None:
+        """Refuse a change without the token, or, where there is none, from anywhere but our own page."""
+        if self._token is not None:
+            self._check_token(request, "changes")
+            return
+        origin = request.headers.get("origin")
+        if origin is not None and _place(origin) != request.headers.get("host", "").lower():
+            raise HTTPException(403, "changes from other sites are refused")
+
+    def wrong_host(self, request: Request) -> JSONResponse | None:
+        """The refusal of a request that is addressed to a name which is not this service's."""
+        given = request.headers.get("host", "")
+        host = _host(given)
+        if host is None:
+            return JSONResponse({"detail": "the Host header is missing or is not a host"}, 400)
+        if host in self._names or self._is_own_address(host):
+            return None
+        return JSONResponse(
+            {"detail": f"{host[:100]} is not a name of this service; start it with --name to allow it"}, 403
+        )
+
+    def _is_own_address(self, host: str) -> bool:
+        """An address cannot be owned by another site as a name can; without a token it must be this machine's."""
+        try:
+            address = ipaddress.ip_address(host.split("%")[0])
+        except ValueError:
+            return False
+        return self._token is not None or address.is_loopback
+
+    def _check_token(self, request: Request, what: str) -> None:
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token or b""):
+            raise HTTPException(401, f"{what} need{'s' * (what != 'changes')} the right token",
+                                headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+
+
+def _host(given: str) -> str | None:
+    """The host of a Host header, without port; None if it is none."""
+    try:
+        parts = urlsplit(f"//{given}")
+        _ = parts.port
+    except ValueError:
+        return None
+    if parts.netloc != given or parts.username is not None:
+        return None
+    return (parts.hostname or "").lower() or None
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an Origin header; None if it is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
