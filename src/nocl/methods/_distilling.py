@@ -64,6 +64,7 @@ class DistillingLearner(Learner):
     """Base class of PASS and SSRE. Not a method itself. Subclasses give ``loss`` and ``learning_parameters``."""
 
     uses_boundaries = True
+    needs_base = "it keeps old classes, and begins with those of the base session"
     rows = 1  # of the head for each class; the first of them answers
     known_: Tensor  # int64 [], how many classes the previous network knows
 

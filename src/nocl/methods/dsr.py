@@ -149,6 +149,7 @@ class DSR(FrozenLearner):
     """
 
     uses_boundaries = True  # refines when a session ends, unless refine_every is set
+    needs_base = "its projection is trained on the base classes"
     base_recipe = Recipe(objective="sc", power=0.5, projection=2048, head_epochs=10)
     presets = PRESETS
     check_params = {"dim": 32, "iterations": 3, "samples": 5}  # noqa: RUF012
@@ -207,6 +208,7 @@ class DSR(FrozenLearner):
         self.std_floor, self.base_std_extra, self.clip_negative = std_floor, base_std_extra, clip_negative
         self.proto_update, self.proto_rate, self.proto_samples = proto_update, proto_rate, proto_samples
         self.refine_every = refine_every
+        self.uses_boundaries = not refine_every  # type: ignore[misc]
         self.full_recipe = self.full_recipe.with_changes({"power": power, "projection": dim})
         self.projection = Projection(self.feature_dim, dim, seed=seed_from(self.seed, "projection")).eval()
         self.vanilla = ClassStats(self.feature_dim, "diagonal" if covariance == "diagonal" else "full")
@@ -257,6 +259,9 @@ class DSR(FrozenLearner):
         self.pending_ += 1
         if self.refine_every and self.pending_ >= self.refine_every:
             self.end_session()
+
+    def without_boundaries(self) -> str:
+        return "DSR refines when a session ends, and this stream never says so: set refine_every, to so many batches"
 
     def end_session(self) -> None:
         """The bi-level loop, once for what was observed since the last."""

@@ -4,13 +4,12 @@
     check_learner("my_module:MyMethod")
 
 Every method in ``METHODS`` passes all of them. They use images that are easy to tell apart and a small network, and
-take seconds. A method may name smaller settings for them in ``check_params``.
+take seconds. A method may name smaller settings for them in ``check_params``. Those of streams: ``checks.streams``.
 """
 
 import copy
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,26 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nocl.checks.material import BASE_LABELS, NOVEL_LABELS, QUICK, SIDE, CheckError, build, easy_images, expect, split
+from nocl.checks.streams import STREAM_CHECKS, check_stream, every_stream_is_learned_or_refused
 from nocl.learner import Learner, NotFittedError
 from nocl.methods import METHODS
 from nocl.methods._saving import load, save
 from nocl.plumbing.parameters import parameters_of
 from nocl.plumbing.registry import by_name
-from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, Batch
-from nocl.streams import Stream, StreamConsumedError
-
-SIDE = 32
-BASE_LABELS, NOVEL_LABELS = (7, 3, 40, 0), (12, 5)
-QUICK: dict[str, JSON] = {
-    "backbone": "tiny_resnet18",
-    "image_size": SIDE,
-    "recipe": {"epochs": 6, "lr": 0.05, "schedule": "onecycle", "compile": False},
-}
-
-
-class CheckError(AssertionError):
-    """What a learner or stream does not keep of the contract."""
 
 
 def check_learner(method: str | type[Learner], **params: JSON) -> list[str]:
@@ -61,37 +48,7 @@ def each_check(cls: type[Learner], params: dict[str, JSON]) -> Iterator[tuple[st
             yield name, error
 
 
-def check_stream(make: Callable[[], Stream]) -> list[str]:
-    """Run every check of a stream; ``make`` builds it anew each time."""
-    for check in STREAM_CHECKS.values():
-        check(make)
-    return list(STREAM_CHECKS)
-
-
 # --- the material ---------------------------------------------------------------------------------------------------
-
-
-def easy_images(labels: Iterable[int], n: int, seed: int) -> Batch:
-    """``n`` images of each label: a coarse pattern of its own under noise, shuffled."""
-    y = torch.tensor([label for label in labels for _ in range(n)])
-    y = y[torch.randperm(len(y), generator=generator(seed, "order"))]
-    patterns = {
-        label: torch.randint(256, (3, 4, 4), generator=generator(label, "pattern")) for label in set(y.tolist())
-    }
-    coarse = torch.stack([patterns[label] for label in y.tolist()])
-    fine = coarse.repeat_interleave(SIDE // 4, 2).repeat_interleave(SIDE // 4, 3)
-    noise = torch.randint(77, (len(y), 3, SIDE, SIDE), generator=generator(seed, "noise"))
-    return Batch((fine * 0.7 + noise).to(torch.uint8), y)
-
-
-def split(batch: Batch, size: int) -> list[Batch]:
-    """A batch as smaller ones."""
-    return [Batch(x, y) for x, y in zip(batch.x.split(size), batch.y.split(size))]
-
-
-def build(cls: type[Learner], params: dict[str, JSON]) -> Learner:
-    """A learner small enough for checks."""
-    return cls(**{**QUICK, **cls.check_params, **params})  # type: ignore[arg-type]
 
 
 def fitted(cls: type[Learner], params: dict[str, JSON]) -> Learner:
@@ -131,12 +88,6 @@ def expect_same_state(a: Learner, b: Learner, when: str) -> None:
     """Fail the check, naming the tensors that differ."""
     names = differences(a, b)
     expect(not names, f"{when}: {len(names)} tensors differ, {', '.join(names[:4])}")
-
-
-def expect(condition: bool, message: str) -> None:
-    """Fail the check with a message unless the condition holds."""
-    if not condition:
-        raise CheckError(message)
 
 
 # --- learners -------------------------------------------------------------------------------------------------------
@@ -371,6 +322,7 @@ LEARNER_CHECKS: dict[str, Callable[[type[Learner], dict[str, JSON]], None]] = {
         bad_input_is_refused,
         it_learns,
         kept_says_what_is_stored,
+        every_stream_is_learned_or_refused,
     )
 }
 
@@ -397,84 +349,19 @@ def _flat(value: object, depth: int = 3) -> Iterable[Tensor]:
             yield from _flat(item, depth - 1)
 
 
-# --- streams --------------------------------------------------------------------------------------------------------
-
-
-def _contents(stream: Stream) -> list[list[Batch]]:
-    return [list(stream.base), *[list(session) for session in stream]]
-
-
-def same_seed_same_order(make: Callable[[], Stream]) -> None:
-    """Two streams built alike deliver the same batches."""
-    first, second = _contents(make()), _contents(make())
-    for batches, others in zip(first, second, strict=True):
-        for (x, y), (x2, y2) in zip(batches, others, strict=True):
-            expect(torch.equal(x, x2) and torch.equal(y, y2), "the same seed gave another order")
-
-
-def every_image_once(make: Callable[[], Stream]) -> None:
-    """No training image is delivered twice, and every session delivers as many as it says, short batches included."""
-    stream = make()
-    contents = _contents(stream)
-    got = Counter(_fingerprint(x, y) for batches in contents for batch in batches for x, y in zip(*batch))
-    there = Counter(_fingerprint(x, y) for batch in stream.data.train.batches() for x, y in zip(*batch))
-    expect(not got - there, f"{sum((got - there).values())} images were delivered twice, or are not in the data set")
-    sizes = [sum(len(y) for _, y in batches) for batches in contents]
-    wanted = [sum(len(y) for _, y in stream.base.epoch(0)), *[session.n_images for session in stream]]
-    expect(sizes == wanted, f"sessions delivered {sizes} images and announced {wanted}")
-
-
-def classes_are_as_announced(make: Callable[[], Stream]) -> None:
-    """Labels delivered are the session's own; a block is what of them no session before had brought."""
-    stream = make()
-    announced = [stream.base.classes, *[session.classes for session in stream]]
-    seen: set[int] = set()
-    for classes, block, batches in zip(announced, stream.blocks, _contents(stream), strict=True):
-        labels = {int(label) for _, y in batches for label in y}
-        expect(labels == set(classes), f"a session of {sorted(classes)} delivered {sorted(labels)}")
-        expect(set(block) == labels - seen, f"a session brings {sorted(labels - seen)} for the first time, not {block}")
-        seen |= labels
-    expect(seen == set(range(stream.data.n_classes)), "some classes never come")
-
-
-def train_and_test_are_disjoint(make: Callable[[], Stream]) -> None:
-    """No test image, pixel for pixel, is in the training stream under the same label."""
-    stream = make()
-    train = {_fingerprint(x, y) for batch in stream.data.train.batches() for x, y in zip(batch.x, batch.y)}
-    for images in stream.test_sets(len(stream)):
-        for batch in images.batches():
-            for x, y in zip(batch.x, batch.y):
-                expect(
-                    _fingerprint(x, y) not in train,
-                    f"a test image of class {int(y)} is also a training image",
-                )
-
-
-def second_pass_is_refused(make: Callable[[], Stream]) -> None:
-    """A session can be iterated once; the base session again and again, in another order."""
-    stream = make()
-    first, second = ([label for _, y in stream.base for label in y.tolist()] for _ in range(2))
-    expect(len(first) < 5 or first != second, "two base epochs have the same order")
-    for session in stream:
-        list(session)
-        try:
-            iter(session)
-        except StreamConsumedError:
-            continue
-        raise CheckError(f"session {session.index} allowed a second pass")
-
-
-def _fingerprint(x: Tensor, y: Tensor) -> int:
-    return hash((x.numpy().tobytes(), int(y)))
-
-
-STREAM_CHECKS: dict[str, Callable[[Callable[[], Stream]], None]] = {
-    check.__name__: check
-    for check in (
-        same_seed_same_order,
-        every_image_once,
-        classes_are_as_announced,
-        train_and_test_are_disjoint,
-        second_pass_is_refused,
-    )
-}
+__all__ = [
+    "BASE_LABELS",
+    "LEARNER_CHECKS",
+    "NOVEL_LABELS",
+    "QUICK",
+    "SIDE",
+    "STREAM_CHECKS",
+    "CheckError",
+    "build",
+    "check_learner",
+    "check_stream",
+    "each_check",
+    "easy_images",
+    "expect",
+    "split",
+]
