@@ -34,6 +34,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "serve": Entry("practice", "Serve a model over HTTP, with a web page at /."),
         "inspect": Entry("practice", "Show what a model file is and what it keeps."),
         "merge": Entry("practice", "Merge two models that learned different images on the same network."),
+        "embed": Entry("embed", "Write the features of a folder of images as one .npz file."),
         "export": Entry("practice", "Write the model as an ONNX file."),
     },
     RESEARCH: {
