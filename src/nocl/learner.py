@@ -79,6 +79,7 @@ class Learner(Merging):
     base_recipe: ClassVar[Recipe] = Recipe()
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
+    retired: ClassVar[tuple[str, ...]] = ()  # parameters of saved files that the method no longer takes
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         """Check the parameters of every learner in one place, before any work is done."""

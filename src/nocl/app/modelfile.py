@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nocl.app import backbones
 from nocl.learner import Learner
-from nocl.methods import METHODS, make, name_of
+from nocl.methods import METHODS, name_of, remake
 from nocl.nets import BACKBONES, split_side, state_digest
 from nocl.plumbing.files import DamagedFileError, read_tensors, tensor_bytes
 from nocl.plumbing.types import JSON
@@ -68,7 +68,7 @@ def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learn
     header, tensors = _checked(path)
     method, params = _method(path, header, trust)
     try:
-        learner = make(method, **params)
+        learner = remake(method, params)
         tensors = _with_network(path, header, learner, tensors)
         _check_tensors(path, learner, tensors)
         learner.load_state_dict(tensors)

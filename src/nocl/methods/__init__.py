@@ -1,5 +1,7 @@
 """Every method by name: one file with one :class:`~nocl.learner.Learner` each; listing it here is all it takes."""
 
+from collections.abc import Mapping
+
 from nocl.learner import Learner
 from nocl.methods.acil import ACIL
 from nocl.methods.alice import ALICE
@@ -52,6 +54,12 @@ def make(name: str, **params: JSON) -> Learner:
     return cls(**params)  # type: ignore[arg-type]
 
 
+def remake(name: str, params: Mapping[str, JSON]) -> Learner:
+    """``make`` with the parameters of a saved file; those that the method has given up since then are left out."""
+    retired = getattr(by_name(name, METHODS, "method"), "retired", ())
+    return make(name, **{key: value for key, value in params.items() if key not in retired})
+
+
 def name_of(learner: Learner) -> str:
     """The name that ``make`` takes to build this kind of learner."""
     for name, cls in METHODS.items():
@@ -60,4 +68,4 @@ def name_of(learner: Learner) -> str:
     return f"{type(learner).__module__}:{type(learner).__qualname__}"
 
 
-__all__ = ["METHODS", "make", "name_of"]
+__all__ = ["METHODS", "make", "name_of", "remake"]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nocl.learner import Learner
-from nocl.methods import make, name_of
+from nocl.methods import name_of, remake
 from nocl.plumbing.files import DamagedFileError, read_tensors, write_tensors
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
@@ -43,7 +43,7 @@ def load_with_extra(path: Path, *, device: str = "cpu") -> tuple[Learner, dict[s
     base, curves, extra = header.get("base"), header.get("log"), header.get("extra")
     if not (isinstance(method, str) and isinstance(params, dict) and isinstance(extra, dict)):
         raise DamagedFileError(f"{path}: the header lacks a method or its parameters")
-    learner = make(method, **params)
+    learner = remake(method, params)
     try:
         learner.load_state_dict(tensors)
     except (RuntimeError, KeyError) as error:

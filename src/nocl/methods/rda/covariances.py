@@ -168,23 +168,30 @@ class ClassShapes(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
+def common_basis(shapes: ClassShapes, root: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
+    """G, float64 [d, d], and s [d]: in coordinates G z the shared covariance is I and the reference's diag(s).
+
+    ``root`` is an A with A^T A = (S + ridge)^-1.
+    """
+    factor = shapes.reference
+    values, vectors = torch.linalg.eigh(root @ (factor @ factor.T + ridge) @ root.T)
+    return vectors.mT @ root, values
+
+
 class LowRankInverses:
     """Inverses of shrunk low-rank covariances, never made dense.
 
-    A class's covariance (1 - l) (R + B U^T diag(w - 1) U B^T) + l S + ridge is, in coordinates u = G z where S + ridge
-    is I and R + ridge is diag(s), a diagonal t = (1 - l) s + l plus r directions; by Woodbury's identity its inverse is
-    diag(1/t) - F^T diag(e) F. ``share`` is l [K], ``root`` an A with A^T A = (S + ridge)^-1.
+    A class's predictive covariance (1 - l) (R + B U^T diag(w - 1) U B^T) + l S + ridge + V is, in coordinates u = G z
+    where S + ridge is I, R + ridge diag(s) and V diagonal, a diagonal t = (1 - l) s + l + V plus r directions; by
+    Woodbury's identity its inverse is diag(1/t) - F^T diag(e) F. ``share`` is l [K], ``variance`` V [K, d], ``basis``
+    and ``values`` are G and s of :func:`common_basis`.
     """
 
-    def __init__(self, shapes: ClassShapes, share: Tensor, root: Tensor, ridge: Tensor) -> None:
-        factor = shapes.reference
-        values, vectors = torch.linalg.eigh(root @ (factor @ factor.T + ridge) @ root.T)
-        self.basis = vectors.mT @ root  # G, float64 [d, d]
-        self.scale = (1 - share)[:, None] * values + share[:, None]  # t, float64 [K, d]
+    def __init__(self, shapes: ClassShapes, share: Tensor, basis: Tensor, values: Tensor, variance: Tensor) -> None:
+        self.scale = (1 - share)[:, None] * values + share[:, None] + variance  # t, float64 [K, d]
         self.rows = torch.zeros_like(shapes.directions)  # F
         self.energies = torch.zeros_like(shapes.weights)  # e
-        self.sizes = self.scale.log().sum(1) - 2 * torch.linalg.slogdet(root).logabsdet  # log-determinants [K]
-        turn = factor.T @ self.basis.T
+        turn = shapes.reference.T @ basis.T
         for part in torch.arange(len(shapes), device=share.device).split(_MATRICES_AT_ONCE):
             sides = shapes.directions[part].double() @ turn  # [C, r, d]
             weights = (1 - share[part])[:, None] * (shapes.weights[part].double() - 1)
@@ -198,7 +205,6 @@ class LowRankInverses:
         energies, turned = torch.linalg.eigh((inner + inner.mT) / 2)
         self.rows[part] = (turned.mT @ scaled).float()
         self.energies[part] = energies.float()
-        self.sizes[part] += torch.linalg.slogdet(system).logabsdet
 
     def dense(self, columns: Tensor) -> Tensor:
         """Inverse covariances in the coordinates u, float32 [C, d, d]."""

@@ -1,26 +1,37 @@
 """RDA: streaming regularised discriminant analysis on features of several depths.
 
 Friedman, "Regularized Discriminant Analysis" (JASA 1989), as a stream: each class is a Gaussian, its covariance is
-shrunk towards the one all classes share, and an image goes to the class at the smallest Mahalanobis distance. All of
-it follows from counts, means and scatter matrices, so it is exact in one pass, needs no second look, no image and no
-gradient, and does not depend on the order of images, classes or batches.
+shrunk towards the one all classes share, its mean is known as well as its images allow, and an image goes to the class
+that explains it best. All of it follows from counts, means and scatter matrices, so it is exact in one pass, needs no
+second look, no image and no gradient, and does not depend on the order of images, classes or batches.
 
     z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.5
     S_c = scatter of class c / (n_c - 1),   S = sum of all scatters / (N - K)       the shared covariance
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
-    score of c = - (z - mu_c)^T Sigma_c^-1 (z - mu_c)  [+ d / n_c]  [- log det Sigma_c]
+    m_c, V_c = posterior mean and variance of the class's mean                      means.py
+    D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
+    score of c = - (nu + d) log(1 + D_c / nu) - caution k_c L_c,   k_c = 1 / n_c     rule.py
+
+**A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
+how far apart classes lie; with that as a prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
+it neither takes the images of others nor is never chosen. For many images V_c goes to 1 / n_c, L_c to 0.
+
+**Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
+6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
+
+``caution`` is the one setting for what the old classes may lose for a new one: 0 forgets that a class of few images is
+uncertain, more protects the old ones. k_c falls with 1 / n_c; where there are few classes, one that has far fewer images
+than the others is held back longer (``means.caution``). With many images it does nothing.
 
 S itself must be known. Until ten images a feature value have been seen (N - K < 10 d; a base session brings far more),
 the missing share of it is replaced by tr(S)/d I, so that a model of a few classes and images does not follow the
-accidents of a nearly singular matrix.
+accidents of a nearly singular matrix. Before any class has two images, its level is guessed from the distances between
+the classes.
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
-posterior. The number goes with d, because the images needed to know a covariance do.)
-
-``unbiased`` takes the noise of the mean out of the distance: the mean of n images is itself off by Sigma_c / n, which
-adds d/n to the expected squared distance of every image, so d/n is subtracted. Without it a class of a few images is
-hardly ever chosen beside classes of hundreds.
+posterior. The number goes with d, because the images needed to know a covariance do.) Below a weight of 5 % the own
+shape is left out: classes of few images then cost one matrix product together.
 
 ``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that the base classes did not
 need and novel ones may. ``flip`` scores each image and its mirror image and adds up: one more forward pass at test,
@@ -30,7 +41,7 @@ none while learning.
 triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (see
 ``ClassShapes``; brought to that form at the end of a session, the only use made of the boundary);
 ``shared``, nothing, so that all classes have the shared covariance (streaming LDA); ``mean``, nothing and no shared
-covariance either (nearest mean).
+covariance either (nearest mean; nobody knows then how uncertain a mean is).
 
 ``shortlist`` classes with the best approximate scores, found by one matrix product (``shortlist.py``), get their
 exact score; the others are put below them in the order of their approximate scores. None scores every class exactly.
@@ -38,8 +49,8 @@ exact score; the others are put below them in the order of their approximate sco
 Where we differ from Friedman: his second parameter shrinks every class to a multiple of I by one fraction, ours shrinks
 the shared covariance, and only while it rests on few images, beside a small constant ridge; his first weighs by total
 counts with one fraction for all classes, ours by one number of images, so that classes of 1 and of 500 images can live
-together; the log-determinant and the class priors are left out by default, because base classes, whose images trained
-the network, have smaller covariances than test images of theirs deserve.
+together; means have a prior and tails are a t's; the log-determinant of Sigma_c and the class priors are left out,
+because base classes, whose images trained the network, have smaller covariances than test images of theirs deserve.
 """
 
 from collections.abc import Sequence
@@ -49,8 +60,10 @@ import torch
 from torch import Tensor, nn
 
 from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
-from nocl.methods.rda.covariances import ClassShapes, LowRankInverses
-from nocl.methods.rda.shortlist import Shortlist
+from nocl.methods.rda import means as class_means
+from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
+from nocl.methods.rda.means import ClassMeans
+from nocl.methods.rda.rule import DENSE, LOW, NORMAL, Portable, Rule
 from nocl.nets import StoredFeatures
 from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive, Range
 from nocl.plumbing.types import JSON
@@ -60,19 +73,11 @@ from nocl.stats.class_stats import ClassStats, check_features, shrink_covariance
 
 _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
-_FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
+_OWN_FROM = 0.05  # weight from which a class's own covariance counts: below, it changes no answer and costs the most
+_WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _KNOWN_FROM = 10  # images a feature value, from which the shared covariance is taken as it is
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
-    # what `python benchmarks/tune_rda.py --backbone reduced_resnet18 --epochs 6` found, on base classes alone
-    "tuned": {
-        "stages": [2, 3, 4],
-        "power": 0.75,
-        "prior": 10.0,
-        "ridge": 0.01,
-        "unbiased": True,
-        "log_determinant": True,
-    },
     "compact": {"storage": "lowrank", "rank": 24},  # less than ten images a class
 }
 
@@ -90,10 +95,11 @@ class RDA(FrozenLearner):
         Weight of the shared covariance against a class's own, above 0, in images for each feature value.
     ridge
         Added to every variance, 0 or more, as a share of the mean variance.
-    log_determinant
-        Take the log-determinant of the covariance into the score.
-    unbiased
-        Take the noise of a class mean out of the distance.
+    degrees
+        Degrees of freedom of Student's t, above 0: how heavy the tails are (a million: a Gaussian).
+    caution
+        What the old classes may lose for a new one of few images, 0 or more: the more, the less they lose and the less
+        often the new class is recognised.
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``shared`` or ``mean`` (see above).
     rank
@@ -108,6 +114,7 @@ class RDA(FrozenLearner):
 
     depends_on_batching: ClassVar[bool] = False
     depths: ClassVar[int] = 3
+    retired: ClassVar[tuple[str, ...]] = ("unbiased", "log_determinant")  # the first edition's
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
     base_recipe = Recipe(
         epochs=25, schedule="onecycle", weight_decay=5e-4, augment="crop_flip", normalize=True
@@ -121,8 +128,8 @@ class RDA(FrozenLearner):
         power: Annotated[float, Range(0, 2)] = 0.5,
         prior: Positive = 3.0,
         ridge: NonNegative = 0.001,
-        log_determinant: bool = False,
-        unbiased: bool = True,
+        degrees: Positive = 30.0,
+        caution: NonNegative = 0.85,
         storage: Literal["full", "lowrank", "shared", "mean"] = "full",
         rank: Natural = 24,
         shortlist: Count | None = 32,
@@ -132,12 +139,12 @@ class RDA(FrozenLearner):
         super().__init__(stages=stages, **common)
         if flip and isinstance(self.network, StoredFeatures):
             raise ValueError(f"flip needs images to mirror and cannot be had with {self.backbone}; set flip=False")
-        self.power, self.prior, self.ridge, self.log_determinant = power, prior, ridge, log_determinant
-        self.unbiased = unbiased
+        self.power, self.prior, self.ridge = power, prior, ridge
+        self.degrees, self.caution = degrees, caution
         self.storage, self.rank, self.shortlist, self.flip = storage, rank, shortlist, flip
         self.stats = ClassStats(self.feature_dim, "none" if storage == "mean" else "shared")
         self.shapes = ClassShapes(self.feature_dim, rank if storage == "lowrank" else None)
-        self._rule: linalg.Cached[_Rule] = linalg.Cached()
+        self._rule: linalg.Cached[Rule] = linalg.Cached()
 
     @property
     def has_shapes(self) -> bool:
@@ -201,15 +208,7 @@ class RDA(FrozenLearner):
         """Exact scores of all classes as one product: no shortlist, whose choice of classes cannot be exported."""
         if self.flip:
             raise UnsupportedError("rda with flip passes each image twice and cannot be exported; set flip=False")
-        everything = torch.arange(len(self.stats), device=self.device)
-        rule = self._derive()
-        if not self.has_shapes:
-            return _Portable(self.power, rule.mean, rule.basis.to(rule.mean)[None], -rule.noise)
-        self._factorise(rule, everything)
-        roots, sizes = zip(*(rule.exact[c] for c in everything.tolist()))
-        return _Portable(
-            self.power, rule.mean, torch.stack(roots), torch.stack(sizes) * self.log_determinant - rule.noise
-        )
+        return Portable(self.power, self._derive())
 
     def end_session(self) -> None:
         if self.storage == "lowrank" and len(self.stats):
@@ -221,16 +220,9 @@ class RDA(FrozenLearner):
         return scores + super().decision_function(x.flip(-1)) if self.flip else scores
 
     def score(self, z: Tensor) -> Tensor:
-        z = tukey(z, self.power)
-        state = (self.stats.mean, self.stats.count, self.shapes.row, self.shapes.triangle)
+        state = (self.stats.mean, self.stats.count, self.stats.scatter, self.shapes.row, self.shapes.triangle)
         rule = self._rule.get(state, self._derive)
-        if self.has_shapes:
-            wanted = len(self.stats) if self.shortlist is None else min(self.shortlist, len(self.stats))
-            rough = self._rough_scores(z, rule) if wanted < len(self.stats) else rule.shared_scores(z)
-            scores = self._exact_scores(z, rough, rule, wanted)
-        else:
-            scores = rule.shared_scores(z)  # [B, K]
-        return scores.masked_fill(self.stats.count == 0, float("-inf"))
+        return rule.scores(tukey(z, self.power), self.shortlist).masked_fill(self.stats.count == 0, float("-inf"))
 
     def shared_covariance(self) -> Tensor:
         """The covariance within classes plus the ridge, float64 [d, d]."""
@@ -256,139 +248,31 @@ class RDA(FrozenLearner):
         if self.storage == "mean":
             return eye, torch.zeros_like(eye)
         shared = self.stats.shared_covariance(unbiased=True)
-        level = shared.trace() / self.feature_dim
         free = self.stats.count.sum() - (self.stats.count > 0).sum()  # N - K
+        level = shared.trace() / self.feature_dim
         missing = (1 - free / (_KNOWN_FROM * self.feature_dim)).clamp_min(0)
-        return (1 - missing) * shared + missing * level * eye, (self.ridge * level).clamp_min(_TINY) * eye
+        guess = (free * level + self._guessed_level()) / (free + 1)
+        return (1 - missing) * shared + missing * guess * eye, (self.ridge * guess).clamp_min(_TINY) * eye
 
-    def _derive(self) -> "_Rule":
+    def _guessed_level(self) -> Tensor:
+        """The mean variance within classes as their means alone suggest it; counts as one image."""
+        met = self.stats.mean[self.stats.count > 0]
+        return met.var(0).mean() * _WITHIN if len(met) > 1 else met.new_zeros(())
+
+    def _derive(self) -> Rule:
+        if self.storage == "mean":
+            means = ClassMeans.certain(self.stats.mean)
+            nothing = torch.zeros_like(self.stats.count)
+            return Rule(means, self.stats.count, nothing, None, nothing, self.class_covariances)
         root = linalg.inverse_root(self.shared_covariance(), "rda's shared covariance")
-        noise = self.feature_dim / self.stats.count.clamp_min(1)
-        if not self.unbiased or self.storage == "mean":  # without a covariance nobody knows how noisy a mean is
-            noise = torch.zeros_like(noise)
-        low = None
-        if self.storage == "lowrank" and bool(self.shapes.reference.any()):
-            low = LowRankInverses(self.shapes, self._shares(), root, self._within()[1])
-        return _Rule(self.stats, root, noise, low)
-
-    def _rough_scores(self, z: Tensor, rule: "_Rule") -> Tensor:
-        """Approximate scores of all classes [B, K]."""
-        if rule.shortlist is None:
-            share = self.stats.count[:, None] / self.stats.count.sum()
-            spread = 1 + (share * rule.seen.square()).sum(0)  # within classes it is I
-            rule.shortlist = Shortlist(rule.seen, spread, lambda part: self._precisions(part, rule))
-        distance = rule.shortlist.distances(rule.coordinates(z))
-        return rule.noise - distance - rule.sizes
-
-    def _precisions(self, columns: Tensor, rule: "_Rule") -> Tensor:
-        """Inverse covariances in the coordinates of the rule, float32 [C, d, d]."""
-        closed = self._closed(columns, rule)
-        out = rule.mean.new_empty(len(columns), self.feature_dim, self.feature_dim)
-        if rule.low is not None and bool(closed.any()):
-            out[closed] = rule.low.dense(columns[closed])
-            rule.sizes[columns[closed]] = rule.low.sizes[columns[closed]].to(rule.sizes) * self.log_determinant
-        if not bool(closed.all()):
-            roots, sizes = self._roots(columns[~closed])
-            rule.sizes[columns[~closed]] = sizes.to(rule.sizes)
-            if len(self.stats) <= _FACTORS_KEPT:
-                rule.keep(columns[~closed], roots, sizes)
-            seen = (roots @ rule.back).to(out)  # A G^-1
-            out[~closed] = seen.mT @ seen
-        return out
-
-    def _exact_scores(self, z: Tensor, rough: Tensor, rule: "_Rule", wanted: int) -> Tensor:
-        """Exact scores of the ``wanted`` best classes of each image; the others below them in their old order."""
-        best = rough.masked_fill(self.stats.count == 0, float("-inf")).topk(wanted).indices  # [B, wanted]
-        closed = self._closed(best, rule)
-        out = torch.full_like(rough, float("nan"))
-        if rule.low is not None and bool(closed.any()):
-            distance = rule.low.distances(rule.coordinates(z), rule.seen, best)
-            sizes = rule.low.sizes.float()[best] if self.log_determinant else 0
-            out.scatter_(1, best, rule.noise[best] - distance - sizes)
-        self._score_dense(z, best, ~closed, rule, out)
-        if wanted == len(self.stats):
-            return out
-        left = torch.ones_like(out, dtype=torch.bool).scatter_(1, best, False)
-        floor = out.masked_fill(left, float("inf")).amin(1, keepdim=True)
-        highest = rough.masked_fill(~left, float("-inf")).amax(1, keepdim=True)
-        return torch.where(left, floor + (rough - highest) - 1, out)
-
-    def _score_dense(self, z: Tensor, best: Tensor, wanted: Tensor, rule: "_Rule", out: Tensor) -> None:
-        """Write the scores of those pairs of an image and a class in ``best`` whose class has a dense factor."""
-        if not bool(wanted.any()):
-            return
-        images, places = wanted.nonzero(as_tuple=True)
-        columns, order = best[images, places].sort(stable=True)
-        classes, counts = columns.unique_consecutive(return_counts=True)
-        self._factorise(rule, classes)
-        for c, rows in zip(classes.tolist(), images[order].split(counts.tolist())):
-            root, log_determinant = rule.exact[c]
-            distance = ((z[rows] - rule.mean[c]) @ root.T).square().sum(1)
-            out[rows, c] = rule.noise[c] - distance - (log_determinant if self.log_determinant else 0)
-
-    def _closed(self, columns: Tensor, rule: "_Rule") -> Tensor:
-        """Which of these classes are in low-rank form."""
-        return (self.shapes.row[columns] < 0) & (rule.low is not None)
-
-    def _factorise(self, rule: "_Rule", classes: Tensor) -> None:
-        missing = [c for c in classes.tolist() if c not in rule.exact]
-        for part in torch.tensor(missing, device=classes.device, dtype=torch.int64).split(_MATRICES_AT_ONCE):
-            if len(part):
-                rule.keep(part, *self._roots(part))
-
-    def _roots(self, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Inverse roots, float64 [C, d, d], and log-determinants (zeros where they are not wanted)."""
-        roots = linalg.inverse_root(self.class_covariances(classes), "rda's class covariances")
-        sizes = -2 * torch.linalg.slogdet(roots).logabsdet if self.log_determinant else roots.new_zeros(len(classes))
-        return roots, sizes
-
-
-class _Portable(nn.Module):
-    """Minus the squared distances to all classes, from features; means [K, d], inverse roots [K or 1, d, d]."""
-
-    roots: Tensor  # [K d, d]
-    anchors: Tensor  # [K, d]
-    sizes: Tensor  # [K]
-
-    def __init__(self, power: float, mean: Tensor, roots: Tensor, sizes: Tensor) -> None:
-        super().__init__()
-        self.power, self.shape = power, (len(mean) if len(roots) > 1 else 1, mean.shape[1])
-        self.register_buffer("roots", roots.reshape(-1, roots.shape[-1]))
-        self.register_buffer("anchors", (roots @ mean[:, :, None])[:, :, 0])
-        self.register_buffer("sizes", sizes)
-
-    def forward(self, z: Tensor) -> Tensor:
-        seen = (tukey(z, self.power) @ self.roots.T).view(-1, *self.shape)  # [B, K, d]
-        return -(seen - self.anchors).square().sum(2) - self.sizes
-
-
-class _Rule:
-    """What scoring needs, derived from the statistics; the classes' own factors and the shortlist on demand.
-
-    Its coordinates have the origin amid the classes and the shared covariance I.
-    """
-
-    def __init__(self, stats: ClassStats, root: Tensor, noise: Tensor, low: LowRankInverses | None) -> None:
-        self.mean, self.low = stats.mean.float(), low
-        self.noise = noise.float()  # [K], what the means' noise adds to the distances
-        self.basis = root if low is None else low.basis  # G, float64 [d, d]
-        self.back = torch.linalg.inv(self.basis)
-        centre = (stats.count[:, None] * stats.mean).sum(0) / stats.count.sum().clamp_min(1)
-        self.turn, self.origin = self.basis.float(), (self.basis @ centre).float()
-        self.seen = ((stats.mean - centre) @ self.basis.T).float()  # [K, d], the means
-        self.exact: dict[int, tuple[Tensor, Tensor]] = {}  # column: inverse root, log-determinant
-        self.sizes = torch.zeros_like(self.noise)  # [K], log-determinants for the shortlist, if wanted
-        self.shortlist: Shortlist | None = None
-
-    def coordinates(self, z: Tensor) -> Tensor:
-        return z @ self.turn.T - self.origin
-
-    def keep(self, columns: Tensor, roots: Tensor, sizes: Tensor) -> None:
-        """Remember these classes' factors."""
-        for c, root, size in zip(columns.tolist(), roots.to(self.mean), sizes.to(self.mean)):
-            self.exact[c] = (root, size)
-
-    def shared_scores(self, z: Tensor) -> Tensor:
-        """Scores under the shared covariance [B, K]."""
-        u = self.coordinates(z)
-        return self.noise - (self.seen.square().sum(1) - 2 * u @ self.seen.T + u.square().sum(1, keepdim=True))
+        kind = torch.where(self._shares() <= 1 - _OWN_FROM, DENSE, NORMAL) * self.has_shapes
+        low, closed = None, self.storage == "lowrank" and bool(self.shapes.reference.any())
+        if closed:
+            basis, values = common_basis(self.shapes, root, self._within()[1])
+            means = ClassMeans(self.stats.count, self.stats.mean, basis, rotate=False)
+            low = LowRankInverses(self.shapes, self._shares(), basis, values, means.variance)
+            kind = torch.where(self.shapes.row < 0, LOW, kind)
+        else:
+            means = ClassMeans(self.stats.count, self.stats.mean, root)
+        offset = self.caution * class_means.caution(self.stats.count) * means.log_volume
+        return Rule(means, self.stats.count, offset, self.degrees, kind, self.class_covariances, low)

@@ -1,0 +1,174 @@
+"""Scores of all classes, derived from rda's statistics: Student's t around each class's predictive Gaussian.
+
+    u = G (z - centre)                                        coordinates of ``ClassMeans``
+    P_c = G Sigma_c G^T + diag(V_c),  D_c = (u - m_c)^T P_c^-1 (u - m_c)
+    score of c = - (nu + d) log(1 + D_c / nu) - offset_c
+
+A class whose own covariance has hardly any weight has P_c = I + diag(V_c), so that all such classes cost one matrix
+product; others have a factor of P_c, made when first needed, or a low-rank form. Legend: K classes, d feature values,
+B images, C classes of a part.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nocl.methods.rda.covariances import LowRankInverses
+from nocl.methods.rda.means import ClassMeans
+from nocl.methods.rda.shortlist import Shortlist
+from nocl.stats import linalg
+from nocl.stats.class_stats import tukey
+
+_MATRICES_AT_ONCE = 64  # bounds the memory of factorising
+_FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
+NORMAL, LOW, DENSE = 0, 1, 2  # kinds of P_c: diagonal, low-rank, a factor of its own
+
+
+class Rule:
+    """What scoring needs; the classes' own factors and the shortlist are made on demand.
+
+    ``offset`` [K] is subtracted from the scores, ``degrees`` is nu (None: the score is -D). ``kind`` [K] says what P_c
+    is; ``covariances`` gives Sigma_c, float64 [C, d, d], of some classes.
+    """
+
+    def __init__(
+        self,
+        means: ClassMeans,
+        count: Tensor,
+        offset: Tensor,
+        degrees: float | None,
+        kind: Tensor,
+        covariances: Callable[[Tensor], Tensor],
+        low: LowRankInverses | None = None,
+    ) -> None:
+        self.means, self.count, self.degrees, self.kind = means, count, degrees, kind
+        self.covariances, self.low = covariances, low
+        self.offset = offset.float()
+        self.turn, self.origin = means.turn.float(), (means.turn @ means.centre).float()
+        self.mean = means.mean.float()  # [K, d]
+        self.weight = (1 / (1 + means.variance)).float()  # [K, d], the diagonal of P_c^-1 where it is all of it
+        self.exact: dict[int, Tensor] = {}  # column: A [d, d] with A^T A = P_c^-1
+        self._shortlist: Shortlist | None = None
+
+    def scores(self, z: Tensor, shortlist: int | None = None) -> Tensor:
+        """[B, K] of transformed features; exact for the ``shortlist`` most likely classes, or for all of them."""
+        u = self.coordinates(z)
+        n_classes = len(self.kind)
+        if bool((self.kind == NORMAL).all()):
+            return self.score_of(self.plain_distances(u))
+        wanted = n_classes if shortlist is None else min(shortlist, n_classes)
+        distances = self.plain_distances(u) if wanted == n_classes else self.rough_distances(u)
+        return self._exact(u, self.score_of(distances), wanted)
+
+    def coordinates(self, z: Tensor) -> Tensor:
+        return z @ self.turn.T - self.origin
+
+    def score_of(self, distance: Tensor, columns: Tensor | slice = slice(None)) -> Tensor:
+        """Scores of squared distances to the classes ``columns`` (default: all, in their order)."""
+        return log_t(distance, self.degrees, self.mean.shape[1]) - self.offset[columns]
+
+    def plain_distances(self, u: Tensor) -> Tensor:
+        """D [B, K] where P_c is taken as I + diag(V_c)."""
+        pulled = self.weight * self.mean
+        distance = u.square() @ self.weight.T - 2 * u @ pulled.T + (pulled * self.mean).sum(1)
+        return distance.clamp_min(0)
+
+    def rough_distances(self, u: Tensor) -> Tensor:
+        """D [B, K], nearly."""
+        if self._shortlist is None:
+            share = self.count[:, None] / self.count.sum()
+            spread = 1 + (share * self.mean.square()).sum(0)  # within classes it is I
+            self._shortlist = Shortlist(self.mean, spread, self._precisions)
+        return self._shortlist.distances(u).clamp_min(0)
+
+    def roots(self, classes: Tensor) -> Tensor:
+        """A, float64 [C, d, d], with A^T A = P_c^-1."""
+        predictive = self.means.turn @ self.covariances(classes) @ self.means.turn.T
+        return linalg.inverse_root(predictive + torch.diag_embed(self.means.variance[classes]), "rda's covariances")
+
+    def _precisions(self, columns: Tensor) -> Tensor:
+        """P_c^-1, float32 [C, d, d]."""
+        kind, out = self.kind[columns], torch.diag_embed(self.weight[columns])
+        if self.low is not None and bool((kind == LOW).any()):
+            out[kind == LOW] = self.low.dense(columns[kind == LOW])
+        if bool((kind == DENSE).any()):
+            roots = self.roots(columns[kind == DENSE]).to(out)
+            if len(self.kind) <= _FACTORS_KEPT:
+                self.exact.update(zip(columns[kind == DENSE].tolist(), roots))
+            out[kind == DENSE] = roots.mT @ roots
+        return out
+
+    def _exact(self, u: Tensor, rough: Tensor, wanted: int) -> Tensor:
+        """Exact scores of the ``wanted`` best classes of each image; the others below them in their old order."""
+        best = rough.masked_fill(self.count == 0, float("-inf")).topk(wanted).indices  # [B, wanted]
+        kind, out = self.kind[best], rough.clone()  # the rough score of a diagonal P_c is exact
+        if self.low is not None and bool((kind == LOW).any()):
+            scores = self.score_of(self.low.distances(u, self.mean, best), best)
+            out.scatter_(1, best, torch.where(kind == LOW, scores, out.gather(1, best)))
+        self._score_dense(u, best, kind == DENSE, out)
+        if wanted == len(self.kind):
+            return out
+        left = torch.ones_like(out, dtype=torch.bool).scatter_(1, best, False)
+        floor = out.masked_fill(left, float("inf")).amin(1, keepdim=True)
+        highest = rough.masked_fill(~left, float("-inf")).amax(1, keepdim=True)
+        return torch.where(left, floor + (rough - highest) - 1, out)
+
+    def _score_dense(self, u: Tensor, best: Tensor, wanted: Tensor, out: Tensor) -> None:
+        """Write the scores of those pairs of an image and a class in ``best`` whose class has a dense factor."""
+        if not bool(wanted.any()):
+            return
+        images, places = wanted.nonzero(as_tuple=True)
+        columns, order = best[images, places].sort(stable=True)
+        classes, counts = columns.unique_consecutive(return_counts=True)
+        missing = [c for c in classes.tolist() if c not in self.exact]
+        for part in torch.tensor(missing, device=u.device, dtype=torch.int64).split(_MATRICES_AT_ONCE):
+            if len(part):
+                self.exact.update(zip(part.tolist(), self.roots(part).to(self.mean)))
+        for c, rows in zip(classes.tolist(), images[order].split(counts.tolist())):
+            distance = ((u[rows] - self.mean[c]) @ self.exact[c].T).square().sum(1)
+            out[rows, c] = self.score_of(distance, slice(c, c + 1))
+
+
+class Portable(nn.Module):
+    """The scores of all classes from features, everything derived beforehand, for exporting."""
+
+    turn: Tensor
+    origin: Tensor
+    offset: Tensor
+    mean: Tensor
+    weight: Tensor
+    roots: Tensor  # [K d, d], or empty where every P_c is diagonal
+    anchors: Tensor  # [K, d]
+
+    def __init__(self, power: float, rule: Rule) -> None:
+        super().__init__()
+        self.power, self.degrees, self.shape = power, rule.degrees, rule.mean.shape
+        for name in ("turn", "origin", "offset", "mean", "weight"):
+            self.register_buffer(name, getattr(rule, name))
+        roots = rule.mean.new_zeros(0, *rule.mean.shape[1:])
+        if bool((rule.kind != NORMAL).any()):
+            everything = torch.arange(len(rule.kind), device=rule.mean.device)
+            parts = [rule.roots(part).to(rule.mean) for part in everything.split(_MATRICES_AT_ONCE)]
+            roots = torch.cat(parts)
+            self.register_buffer("anchors", (roots @ rule.mean[:, :, None])[:, :, 0])
+        self.register_buffer("roots", roots.reshape(-1, rule.mean.shape[1]))
+
+    def forward(self, z: Tensor) -> Tensor:
+        u = tukey(z, self.power) @ self.turn.T - self.origin
+        if len(self.roots):
+            seen = (u @ self.roots.T).view(-1, *self.shape)  # [B, K, d]
+            distance = (seen - self.anchors).square().sum(2)
+        else:
+            pulled = self.weight * self.mean
+            distance = u.square() @ self.weight.T - 2 * u @ pulled.T + (pulled * self.mean).sum(1)
+        return log_t(distance.clamp_min(0), self.degrees, self.shape[1]) - self.offset
+
+
+def log_t(distance: Tensor, degrees: float | None, dim: int) -> Tensor:
+    """Twice the logarithm of Student's t at that squared distance, less a constant; None degrees: of a Gaussian.
+
+    >>> log_t(torch.tensor([0.0, 3.0]), 3.0, 5)
+    tensor([-0.0000, -5.5452])
+    """
+    return -distance if degrees is None else -(degrees + dim) * torch.log1p(distance / degrees)
