@@ -19,6 +19,7 @@ from torch import Tensor
 
 _LEAST = 1e-6  # of e: classes whose means cannot be told apart
 _UNKNOWN = 1.0  # e where fewer than two classes have been met
+_FEW_CLASSES = 14  # with fewer classes than this, a class of one image is held back by more than its log-volume
 
 
 class ClassMeans:
@@ -73,11 +74,8 @@ def caution(count: Tensor) -> Tensor:
     n = count.clamp_min(1).double()
     met = n[count > 0]
     usual = met.median() if len(met) else n.new_ones(())
-    newcomer = (1 - n / usual).clamp_min(0).square() * _FEW_CLASSES / max(1, len(met))
+    newcomer = (1 - n / usual).clamp_min(0) ** 3 * _FEW_CLASSES / max(1, len(met))
     return torch.maximum(1 / n, newcomer)
-
-
-_FEW_CLASSES = 14  # with fewer classes than this, a class of one image is held back more than the rule of Bayes does
 
 
 def _spread(away: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
