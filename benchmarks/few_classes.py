@@ -17,7 +17,8 @@ from torch import Tensor
 from nocl import data
 from nocl.app import weights
 from nocl.learner import FrozenLearner
-from nocl.methods import make, rda
+from nocl.methods import make
+from nocl.methods.rda import method as rda
 from nocl.plumbing.files import write_json
 from nocl.pretrain import load_weights
 from nocl.results import environment

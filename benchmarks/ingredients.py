@@ -23,7 +23,8 @@ ROWS: tuple[tuple[str, dict[str, JSON]], ...] = (
     ("rda without own covariances", {"storage": "shared"}),
     ("rda almost without shrinkage", {"prior": 0.01}),
     ("rda with stage 1 too", {"stages": [1, 2, 3, 4]}),
-    ("rda with log-determinant", {"log_determinant": True}),
+    ("rda with a Gaussian's tails", {"degrees": 1e6}),
+    ("rda without caution", {"caution": 0.0}),
 )
 
 

@@ -25,7 +25,7 @@ from nocl.app.weights import file as weights_file
 from nocl.data.cifar100 import cifar100
 from nocl.data.images import ImageSet
 from nocl.learner import FrozenLearner
-from nocl.methods import rda
+from nocl.methods.rda import method as rda
 from nocl.plumbing.files import file_digest, write_json
 from nocl.plumbing.version import __version__
 

@@ -16,7 +16,7 @@ from nocl.methods.rda.method import RDA
 from nocl.plumbing.types import JSON
 from nocl.streams import PARTITIONS
 
-CONTENDERS: dict[str, dict[str, JSON]] = {"default": {}, "tuned": RDA.presets["tuned"]}
+CONTENDERS: dict[str, dict[str, JSON]] = {"default": {}}
 
 
 def rows(bank: Bank, name: str, params: dict[str, JSON], trained: tuple[int, ...] | None) -> list[JSON]:

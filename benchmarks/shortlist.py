@@ -27,8 +27,9 @@ def places(learner: RDA, z: Tensor) -> dict[str, Tensor]:
     best = learner.score(z).argmax(1, keepdim=True)
     rule = learner._rule._value
     assert rule is not None
-    f = tukey(z, learner.power)
-    orders = {"approximate": learner._rough_scores(f, rule), "shared covariance": rule.shared_scores(f)}
+    u = rule.coordinates(tukey(z, learner.power))
+    distances = {"approximate": rule.rough_distances(u), "shared covariance": rule.plain_distances(u)}
+    orders = {name: rule.score_of(distance) for name, distance in distances.items()}
     return {name: (scores > scores.gather(1, best)).sum(1) for name, scores in orders.items()}
 
 

@@ -1,6 +1,7 @@
 """Streaming regularised discriminant analysis: against its formula, in any order, in little space."""
 
 import copy
+import itertools
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_one_picture_of_a_new_class_takes_little_from_the_old_ones(classes: int,
 
 def test_more_pictures_do_not_make_a_new_class_worse() -> None:
     new = [sum(one_more_class(n, 9, 30, seed)[2] for seed in range(6)) / 6 for n in (1, 3, 10, 30)]
-    assert all(later >= earlier - 0.05 for earlier, later in zip(new, new[1:]))
+    assert all(later >= earlier - 0.05 for earlier, later in itertools.pairwise(new))
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ second look, no image and no gradient, and does not depend on the order of image
     score of c = - (nu + d) log(1 + D_c / nu) - caution k_c L_c,   k_c = 1 / n_c     rule.py
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
-how far apart classes lie; with that as a prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
+how far apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
 it neither takes the images of others nor is never chosen. For many images V_c goes to 1 / n_c, L_c to 0.
 
 **Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
 ``caution`` is the one setting for what the old classes may lose for a new one: 0 forgets that a class of few images is
-uncertain, more protects the old ones. k_c falls with 1 / n_c; where there are few classes, one that has far fewer images
+uncertain, more guards the old ones. k_c falls with 1 / n_c; where there are few classes, one that has far fewer images
 than the others is held back longer (``means.caution``). With many images it does nothing.
 
 S itself must be known. Until ten images a feature value have been seen (N - K < 10 d; a base session brings far more),
