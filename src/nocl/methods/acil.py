@@ -11,8 +11,8 @@ is one such pass ("re-alignment"). Columns are added when a class first comes an
 any time, which is the generalised setting of G-ACIL (Zhuang et al., NeurIPS 2024). The answer is that of
 ``ranpac`` with the same layer and ridge; this form costs more for each image and nothing before a prediction.
 
-F-OAL (Zhuang et al., NeurIPS 2024) is the same recursion on features of several stages through a sigmoid:
-``stages=[1, 2, 3, 4], activation="sigmoid", expansion=1000, gamma=1``.
+F-OAL (Zhuang et al., NeurIPS 2024) is the same recursion on features of several stages through a sigmoid: preset
+``foal``. Preset ``gacl`` has the settings of the G-ACIL code, which are for a vision transformer's features.
 
 Differences from the authors' code, and why. Each sample is counted once: the G-ACIL code passes over each
 batch three times, which weights samples three-fold in a setting that allows one pass. M is 2048 where the
@@ -30,6 +30,11 @@ from nocl.plumbing.parameters import Natural, Positive
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.stats.ridge import Activation, Expansion, RecursiveRidge
+
+PRESETS: dict[str, dict[str, JSON]] = {
+    "foal": {"stages": [1, 2, 3, 4], "activation": "sigmoid", "expansion": 1000, "gamma": 1.0},
+    "gacl": {"expansion": 5000, "gamma": 100.0},
+}
 
 
 class ACIL(FrozenLearner):
@@ -49,6 +54,7 @@ class ACIL(FrozenLearner):
     """
 
     depends_on_batching: ClassVar[bool] = False
+    presets: ClassVar[dict[str, dict[str, JSON]]] = PRESETS
     check_params: ClassVar[dict[str, JSON]] = {"expansion": 64}
 
     def __init__(
