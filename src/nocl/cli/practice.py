@@ -243,6 +243,10 @@ def serve(
     name: Annotated[
         list[str] | None, typer.Option(help="A host name by which others reach the service; repeat.")
     ] = None,
+    onnxruntime_web: Annotated[
+        Path | None,
+        typer.Option(help="The folder dist of the npm package onnxruntime-web: lets the page recognise on the device."),
+    ] = None,
     trust: Trust = False,
     device: Device = "cpu",
 ) -> None:
@@ -255,7 +259,7 @@ def serve(
     sys.stdout.flush()
     run(
         model_file, host=host, port=port, token=os.environ.get("NOCL_TOKEN") or None, private=private,
-        names=name or [], trust=trust, device=device,
+        names=name or [], onnxruntime_web=onnxruntime_web, trust=trust, device=device,
     )  # fmt: skip
 
 

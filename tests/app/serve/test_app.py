@@ -178,7 +178,9 @@ def test_headers_page_health_and_metrics(path: Path) -> None:
         assert "nocl_classes 3.0" in metrics
         assert 'nocl_requests_total{path="/predict",status="200"} 1.0' in metrics
         paths = web.get("/openapi.json").json()["paths"]
-        assert set(paths) == {"/healthz", "/classes", "/metrics", "/predict", "/learn", "/classes/{name}"}
+        assert set(paths) == {
+            "/healthz", "/classes", "/metrics", "/predict", "/learn", "/classes/{name}", "/undo", "/model",
+        }  # fmt: skip
         assert web.get("/healthz").json()["status"] == "ok"
 
 

@@ -1,9 +1,12 @@
-"""The page in a real browser: teach a class, recognise it, forget it; a bad file; a wrong token; nothing from outside.
+"""The page in a real browser: teach, recognise, correct, undo, forget; the camera; a bad file; a wrong token.
+
+Nothing is asked of anyone but the service itself.
 
 Set NOCL_SCREENSHOTS to a folder to keep pictures of the page (the ones in docs/ are made so).
 """
 
 import os
+import re
 import shutil
 import socket
 import threading
@@ -12,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -23,6 +28,7 @@ from nocl.app.serve.store import Store  # noqa: E402
 from tests.support.practice_models import fitted, png  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+RUNTIME = os.environ.get("NOCL_ONNXRUNTIME_WEB")
 TOKEN = "a-token-of-good-length"
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get install chromium")
 
@@ -48,18 +54,26 @@ class Site:
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         launched = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--use-fake-device-for-media-stream",
+                "--use-fake-ui-for-media-stream",
+            ],
         )
         yield launched
         launched.close()
 
 
-def serving(tmp_path: Path, token: str | None) -> tuple[Any, threading.Thread, str]:
+def serving(tmp_path: Path, token: str | None, runtime: Path | None = None) -> tuple[Any, threading.Thread, str]:
     fitted(("red", "green"), n=6).save(tmp_path / "m.nocl")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = uvicorn.Config(build(Store(tmp_path / "m.nocl"), token=token), port=port, log_level="warning")
+    app = build(Store(tmp_path / "m.nocl"), token=token, onnxruntime_web=runtime)
+    settings = uvicorn.Config(app, port=port, log_level="warning")
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -85,9 +99,18 @@ def upload(name: str, seed: int = 0) -> dict[str, Any]:
     return {"name": f"{name}{seed}.png", "mimeType": "image/png", "buffer": png(name, seed, size=96)}
 
 
+def photograph(folder: Path, seed: int) -> str:
+    """Ten megabytes, as a telephone makes them: noise does not compress."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (2400, 1500, 3), dtype=np.uint8)
+    path = folder / f"photo{seed}.png"
+    Image.fromarray(pixels).save(path, compress_level=0)
+    assert path.stat().st_size > 10_000_000
+    return str(path)
+
+
 def test_teach_recognise_forget(site: Site) -> None:
     page = site.page
-    assert page.locator("#stored").inner_text() == "0 images stored"
+    assert page.locator("#stored").inner_text() == "0 pictures stored"
     assert page.locator("#teach-button").is_disabled()
     page.fill("#name", "sky")
     page.set_input_files("#teach-files", [upload("blue", i) for i in range(3)])
@@ -118,6 +141,147 @@ def test_teach_recognise_forget(site: Site) -> None:
     assert site.complaints == []
 
 
+def test_a_correction_teaches_refreshes_and_can_be_undone(site: Site) -> None:
+    page = site.page
+    page.set_input_files("#recognise-files", [upload("blue", 7)])
+    row = page.locator("#results li.result").first
+    row.locator(".bar").first.wait_for()
+    row.get_by_label("No, this is …").fill("sky")
+    row.get_by_role("button", name="Teach").click()
+    site.message("Learned: this is “sky” (1 picture learned, none stored)")
+    assert "sky" in row.locator(".bar").first.inner_text()  # asked again after the lesson
+    page.locator("#mixed", has_text="“sky” was taken for").wait_for()
+    site.picture("page-correct")
+    page.click("#undo")
+    site.message("Took the last lesson of “sky” back")
+    assert page.locator("#classes li").count() == 2
+    assert "sky" not in row.inner_text()
+    assert page.locator("#undo").is_hidden()
+
+
+def test_one_touch_on_a_bar_says_what_it_is(site: Site) -> None:
+    page = site.page
+    page.set_input_files("#recognise-files", [upload("red", 7)])
+    page.locator("#results").get_by_role("button", name="No, this is green").click()
+    site.message("Learned: this is “green” (7 pictures learned")
+
+
+def test_a_forgotten_class_comes_back_whole(site: Site) -> None:
+    page = site.page
+    page.set_input_files("#recognise-files", [upload("red", 7)])
+    first = page.locator("#results .bars").first
+    first.wait_for()
+    before = first.inner_text()
+    page.get_by_role("button", name="Forget red").click()
+    page.click("#confirm-yes")
+    site.message("Forgot “red”")
+    assert "red" not in first.inner_text()
+    page.click("#undo")
+    site.message("“red” is back")
+    assert first.inner_text() == before
+
+
+def test_a_hundred_files_and_large_photographs_are_taught_in_parts(site: Site, tmp_path: Path) -> None:
+    page = site.page
+    page.fill("#name", "many")
+    page.set_input_files("#teach-files", [upload("blue", i % 10) for i in range(100)])
+    assert page.locator("#teach-button").inner_text() == "Teach 100 pictures"
+    page.click("#teach-button")
+    site.message("Learned “many” from 100 pictures")
+    assert "100 images learned" in page.locator("#classes li", has_text="many").inner_text()
+    page.fill("#name", "photo")
+    page.set_input_files("#teach-files", [photograph(tmp_path, i) for i in range(5)])
+    sizes: list[int] = []
+    page.on("request", lambda r: r.url.endswith("/learn") and sizes.append(int(r.headers.get("content-length", "0"))))
+    page.click("#teach-button")
+    site.message("Learned “photo” from 5 pictures")
+    assert sum(sizes) < 1 << 20  # of 50 MB
+    assert site.complaints == []
+
+
+def test_the_model_can_be_downloaded_opened_and_emptied(site: Site, tmp_path: Path) -> None:
+    page = site.page
+    with page.expect_download() as waiting:
+        page.click("#download")
+    waiting.value.save_as(tmp_path / "kept.nocl")
+    page.click("#empty")
+    page.click("#confirm-yes")
+    site.message("The model is empty")
+    assert page.locator("#classes li").count() == 0
+    assert page.locator("#classes-empty").is_visible()
+    page.set_input_files("#open", str(tmp_path / "kept.nocl"))
+    page.click("#confirm-yes")
+    site.message("Opened: 2 classes")
+    assert page.locator("#classes li").count() == 2
+    page.set_input_files("#open", [{"name": "x.nocl", "mimeType": "application/octet-stream", "buffer": b"junk"}])
+    page.click("#confirm-yes")
+    page.locator("#message.bad").wait_for()
+    assert page.locator("#classes li").count() == 2
+
+
+def test_the_camera_teaches_many_while_held_and_is_followed_live(site: Site) -> None:
+    page = site.page
+    page.fill("#name", "pattern")
+    page.locator("#teach [data-camera]").click()
+    while not page.evaluate("document.getElementById('video').videoWidth"):
+        page.wait_for_timeout(50)
+    page.locator("#shoot").hover()
+    page.mouse.down()
+    page.locator("#camera-count", has_text="4 pictures taken").wait_for()
+    page.mouse.up()
+    assert page.locator("#camera-thumbs img").count() >= 4
+    page.click("#camera-close")
+    page.click("#teach-button")
+    site.message("Learned “pattern” from")
+    page.locator("#recognise [data-camera]").click()
+    asked = len([url for url in site.asked if "predict" in url])
+    page.click("#live")
+    page.locator("#camera-bars .bar", has_text="pattern").first.wait_for()
+    page.wait_for_timeout(1500)
+    assert len([url for url in site.asked if "predict" in url]) - asked >= 3
+    site.picture("page-live")
+    page.click("#camera-close")
+    assert site.complaints == []
+
+
+@pytest.mark.skipif(
+    RUNTIME is None,
+    reason="npm install onnxruntime-web, then set NOCL_ONNXRUNTIME_WEB to node_modules/onnxruntime-web/dist",
+)
+def test_recognised_on_the_device_nothing_is_sent(browser: Any, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    server, thread, url = serving(tmp_path, None, Path(str(RUNTIME)))
+    opened = Site(browser.new_context().new_page(), url)
+    page = opened.page
+    page.goto(url)
+    page.locator("#classes li").first.wait_for()
+    page.set_input_files("#recognise-files", [upload("red", 7)])
+    by_service = page.locator("#results .bars").first
+    by_service.wait_for()
+    text = by_service.inner_text()
+    page.check("#device")
+    page.locator("#message", has_text="recognised in this browser").wait_for(timeout=60_000)
+    opened.asked.clear()
+    page.set_input_files("#recognise-files", [upload("green", 8)])
+    page.locator("#results .bars").nth(1).wait_for()
+    assert "green" in page.locator("#results .bar").first.inner_text()
+    assert page.locator("#results .bars").nth(1).inner_text().split("\n")[0] == text.split("\n")[0]
+    assert not [asked for asked in opened.asked if "predict" in asked]
+    assert opened.complaints == []
+    server.should_exit = True
+    thread.join(20)
+
+
+def test_every_text_stands_in_the_file_of_words(site: Site) -> None:
+    """Another language needs one file: no words are written in the page itself, and none of ours is left out."""
+    page = site.page
+    source = page.request.get(site.url).text()
+    bare = re.sub(r"<[^>]*>", " ", source.split("<body>")[1]).split()
+    assert bare == ["nocl"]
+    page.locator("[data-words]").first.wait_for(state="attached")
+    assert page.evaluate("[...document.querySelectorAll('[data-words]')].every((node) => node.textContent.length > 0)")
+
+
 def test_a_class_that_reappears_is_improved_and_keys_are_enough(site: Site) -> None:
     page = site.page
     page.set_input_files("#teach-files", [upload("red", 3)])
@@ -140,7 +304,7 @@ def test_bad_files_get_a_clear_error(site: Site) -> None:
     assert page.locator("#results li").count() == 0
     page.set_input_files("#recognise-files", [{"name": "x.txt", "mimeType": "text/plain", "buffer": b"junk"}])
     site.message("x.txt is not a picture")
-    assert page.locator("#message").get_attribute("role") == "alert"
+    assert page.locator("#message-text").get_attribute("role") == "alert"
     page.fill("#name", "broken")
     page.set_input_files("#teach-files", [upload("red"), {"name": "y.png", "mimeType": "image/png", "buffer": b"junk"}])
     page.click("#teach-button")
@@ -209,6 +373,10 @@ def test_the_interface_page_lists_every_path(site: Site) -> None:
         "GET /classes",
         "GET /healthz",
         "GET /metrics",
+        "POST /undo",
+        "GET /model",
+        "PUT /model",
+        "DELETE /model",
     ):
         assert path in text
     assert all(url.startswith(site.url) for url in site.asked)

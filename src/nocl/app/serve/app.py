@@ -9,19 +9,22 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
 from nocl.app.modelfile import check_name
+from nocl.app.serve.confusions import Confusions
 from nocl.app.serve.door import Door
 from nocl.app.serve.journal import FailedDiskError
 from nocl.app.serve.limits import Limits
 from nocl.app.serve.metrics import Metrics
 from nocl.app.serve.store import Key, OtherRequestError, Receipt, Store
 from nocl.app.serve.uploads import Uploads
+from nocl.app.serve.whole import OnDevice, WholeModel
 from nocl.app.serve.workers import ClosedError, FullError, Lesson, Prediction, Worker, predictor, teacher
 from nocl.learner import NotFittedError
 from nocl.plumbing.version import __version__
@@ -37,12 +40,26 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_ERRORS = {
+    401: "the token is missing or wrong",
+    403: "asked from another site or machine",
+    404: "there is no such class",
+    408: "the upload took too long",
+    409: "not possible with the model as it is",
+    413: "too large, or too many pictures",
+    415: "not multipart/form-data",
+    422: "a picture, a name or a field is wrong; nothing was done",
+    429: "busy; try again later",
+    503: "the service is stopping, or its disk failed",
+    507: "the disk is full; nothing was learned",
+}
+_SCRIPT = "text/javascript; charset=utf-8"
 _PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}.js": (f"{name}.js", _SCRIPT) for name in ("page", "words", "service", "pictures", "camera", "device")},
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/docs": ("docs.html", "text/html; charset=utf-8"),
-    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
+    "/docs.js": ("docs.js", _SCRIPT),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 
@@ -54,13 +71,15 @@ def build(
     limits: Limits | None = None,
     private: bool = False,
     names: Sequence[str] = (),
+    onnxruntime_web: Path | None = None,
 ) -> FastAPI:
     """The application around an open store. It closes the store when it stops.
 
     With ``private`` reading needs the token too. ``names`` are the host names by which others know the service.
+    ``onnxruntime_web`` is the folder of that npm package's ``dist``; with it the page can recognise on the device.
     """
     door = Door(token, private=private, names=names)
-    service = Service(store, door, limits or Limits())
+    service = Service(store, door, limits or Limits(), on_device=onnxruntime_web is not None)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -72,17 +91,11 @@ def build(
         description="Predict and teach a model that keeps no images.",
     )  # fmt: skip
     app.middleware("http")(service.around)
-    changes, reads = [Depends(door.may_change)], [Depends(door.may_read)]
-    app.get("/healthz", summary="Whether the service works and can write")(service.healthz)
-    app.get("/classes", summary="The classes and what is kept of them", dependencies=reads)(service.classes)
-    app.get("/metrics", summary="Counters for Prometheus", response_class=Response, dependencies=reads)(
-        service.metrics_text
-    )
-    app.post("/predict", summary="Top classes of pictures", openapi_extra=_form(), dependencies=reads)(service.predict)
-    app.post("/learn", summary="Learn pictures of one class", openapi_extra=_form("label"), dependencies=changes)(
-        service.learn
-    )
-    app.delete("/classes/{name:path}", summary="Forget a class", dependencies=changes)(service.forget)
+    _add_routes(app, service)
+    if onnxruntime_web is not None:
+        device, reads = OnDevice(store, onnxruntime_web), [Depends(door.may_read)]
+        app.get("/model.onnx", include_in_schema=False, dependencies=reads)(device.model)
+        app.get("/ort/{name}", include_in_schema=False)(device.runtime)
     for path, (name, kind) in _PAGE.items():
         app.get(path, include_in_schema=False)(_file(name, kind))
     for error in (FullError, ClosedError, NotFittedError, OtherRequestError, OSError):
@@ -90,11 +103,55 @@ def build(
     return app
 
 
+def _add_routes(app: FastAPI, service: "Service") -> None:
+    """The interface, each route with the errors it may answer."""
+
+    def route(
+        verb: str, path: str, summary: str, does: Callable[..., Any], errors: str = "", *, open_: bool = False,
+        query: tuple[str, ...] = (), form: tuple[str, ...] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
+        door = service.door
+        guard = [] if open_ else [Depends(door.may_change if "401" in errors else door.may_read)]
+        responses: dict[int | str, dict[str, Any]] = {int(code): _error(int(code)) for code in errors.split()}
+        app.add_api_route(
+            path, does, methods=[verb], summary=summary, responses=responses,
+            dependencies=[*guard, Depends(_only(query))], openapi_extra=None if form is None else _form(*form), **more,
+        )  # fmt: skip
+
+    whole, change, picture = service.whole, "401 403 429 503 507", "408 413 415 422 429"
+    route("GET", "/healthz", "Whether the service works and can write", service.healthz, open_=True)
+    route("GET", "/classes", "The classes and what is kept of them", service.classes)
+    route("GET", "/metrics", "Counters for Prometheus", service.metrics_text, response_class=Response)
+    route(
+        "POST",
+        "/predict",
+        "Top classes of pictures",
+        service.predict,
+        f"409 {picture}",
+        query=("top", "reject"),
+        form=(),
+    )
+    route(
+        "POST",
+        "/learn",
+        "Learn pictures of one class",
+        service.learn,
+        f"{change} {picture}",
+        form=("label", "instead_of"),
+    )
+    route("DELETE", "/classes/{name:path}", "Forget a class", service.forget, f"404 {change}")
+    route("POST", "/undo", "Take the last change back", whole.undo, f"409 {change}")
+    route("GET", "/model", "Download the model", whole.download, "401 403", response_class=Response)
+    route("PUT", "/model", "Open another model", whole.open, f"413 422 {change}")
+    route("DELETE", "/model", "Start with an empty model", whole.empty, change)
+
+
 class Service:
     """What the routes do."""
 
-    def __init__(self, store: Store, door: Door, limits: Limits) -> None:
+    def __init__(self, store: Store, door: Door, limits: Limits, *, on_device: bool = False) -> None:
         self.store, self.door, self.limits, self.metrics = store, door, limits, Metrics()
+        self.confusions, self._on_device = Confusions(), on_device
         self._uploads = Uploads(limits)
         self._predict: Worker[Tensor, Prediction] = predictor(
             store, waiting=limits.waiting_images, together=limits.together
@@ -102,6 +159,7 @@ class Service:
         self._learn: Worker[Lesson, Receipt] = teacher(
             store, waiting=limits.waiting_learnings, together=limits.together, max_classes=limits.classes
         )
+        self.whole = WholeModel(store, self._learn, limits)
 
     def close(self) -> None:
         """Finish what waits, write the model, let go of it."""
@@ -131,6 +189,12 @@ class Service:
                 for name, count in model.counts_.items()
             ],
             "method": model.method,
+            "network": model.backbone,
+            "size": model.size,
+            "short_side": round(model.size * 256 / 224) if model.fit_to_size == "photo" else model.size,
+            "undo": self.store.before is not None,
+            "confused": self.confusions.pairs(model.class_names),
+            "on_device": self._on_device,
             "calibrated": model.calibration_.images > 0,
             "needs_token": self.door.needs_token,
             "limits": {"images": self.limits.images, "body_bytes": self.limits.body_bytes},
@@ -141,12 +205,19 @@ class Service:
         text = self.metrics.text(self.store.model, self._predict.load, self._learn.load)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def predict(self, request: Request, top: int = 5) -> dict[str, Any]:
-        """The likeliest classes of each picture, with probabilities."""
+    async def predict(
+        self,
+        request: Request,
+        top: Annotated[int, Query(ge=1, le=100, description="how many classes to name")] = 5,
+        reject: Annotated[
+            float | None, Query(ge=0, lt=1, description="share of known pictures that may be refused by mistake")
+        ] = None,
+    ) -> dict[str, Any]:
+        """The likeliest classes of each picture, with probabilities; ``none_of_these`` where it looks like no class."""
         upload = await self._uploads.read(request, self.store.model.size, self.store.model.fit_to_size)
         answer = await asyncio.wrap_future(self._predict.submit(upload.images, len(upload.images)))
         self.metrics.predicted.inc(len(upload.images))
-        return {"predictions": _shown(answer, min(max(top, 1), 100))}
+        return {"predictions": _shown(answer, top, reject)}
 
     async def learn(self, request: Request) -> dict[str, Any]:
         """Learn the pictures; when this answers, what was learned is on disk."""
@@ -160,6 +231,8 @@ class Service:
         receipt = await asyncio.wrap_future(self._learn.submit(lesson, 1))
         if not receipt.repeated:
             self.metrics.learned.inc(len(images))
+            if upload.instead_of is not None:
+                self.confusions.add(name, upload.instead_of)
         return {"label": name, **receipt.values}
 
     async def forget(self, request: Request, name: str) -> dict[str, Any]:
@@ -180,6 +253,11 @@ class Service:
         start = time.perf_counter()
         response = self.door.wrong_host(request) or await call_next(request)
         response.headers.update(HEADERS)
+        if self._on_device:  # the runtime compiles its own module, and nothing else is allowed to
+            policy = HEADERS["Content-Security-Policy"].replace(
+                "script-src 'self'", "script-src 'self' 'wasm-unsafe-eval'"
+            )
+            response.headers["Content-Security-Policy"] = policy
         route = request.scope.get("route")
         path = getattr(route, "path", "other")
         self.metrics.requests.labels(path, str(response.status_code)).inc()
@@ -187,13 +265,16 @@ class Service:
         return response
 
 
-def _shown(answer: Prediction, top: int) -> list[dict[str, Any]]:
+def _shown(answer: Prediction, top: int, reject: float | None) -> list[dict[str, Any]]:
     model, names = answer.model, answer.model.class_names
     probabilities = model.calibration_.probabilities(answer.scores)
     best, columns = probabilities.topk(min(top, len(names)), dim=1)
     refused = [None] * len(best)
-    if model.calibration_.reached:
-        refused = model.refused(answer.scores, True).tolist()
+    try:
+        refused = model.refused(answer.scores, True if reject is None else reject).tolist()
+    except ValueError as error:
+        if reject is not None:  # asked for, and this model cannot say
+            raise HTTPException(409, str(error)) from error
     return [
         {
             "label": names[row_columns[0]],
@@ -238,11 +319,28 @@ def _file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
     return send
 
 
+def _only(allowed: tuple[str, ...]) -> Callable[[Request], None]:
+    """A dependency that refuses query fields which a route does not have."""
+
+    def check(request: Request) -> None:
+        unknown = sorted(set(request.query_params) - set(allowed))
+        if unknown:
+            known = f"known: {', '.join(allowed)}" if allowed else "there are none here"
+            raise HTTPException(422, f"unknown query field {unknown[0][:80]!r}; {known}")
+
+    return check
+
+
+def _error(code: int) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"detail": {"type": "string"}}}
+    return {"description": _ERRORS[code], "content": {"application/json": {"schema": schema}}}
+
+
 def _form(*extra: str) -> dict[str, Any]:
     """The request body for OpenAPI: the form is read by hand, under limits."""
     properties: dict[str, Any] = {
         "images": {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "picture files"}
     }
     properties |= {name: {"type": "string"} for name in extra}
-    schema = {"type": "object", "required": ["images", *extra], "properties": properties}
+    schema = {"type": "object", "required": ["images", *extra[:1]], "properties": properties}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}

@@ -11,6 +11,7 @@ class Limits:
     """Limits of one service; the defaults suit photographs from a telephone."""
 
     body_bytes: int = 32 << 20  # of a request
+    model_bytes: int = 512 << 20  # of a model file that someone opens
     images: int = 64  # in a request
     pixels: int = 40_000_000  # of an image, before it is resized
     waiting_images: int = 256  # that wait for a prediction

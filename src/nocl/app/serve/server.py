@@ -30,6 +30,7 @@ def serve(
     limits: Limits | None = None,
     private: bool = False,
     names: Sequence[str] = (),
+    onnxruntime_web: Path | None = None,
     trust: bool = False,
     device: str = "cpu",
 ) -> None:
@@ -38,7 +39,9 @@ def serve(
     check_address(host, token)
     own = [] if _is_address(host) else [host]
     store = Store(path, trust=trust, device=device)
-    app = build(store, token=token, limits=limits, private=private, names=[*own, *names])
+    app = build(
+        store, token=token, limits=limits, private=private, names=[*own, *names], onnxruntime_web=onnxruntime_web
+    )
     uvicorn.run(app, host=host, port=port, log_level="warning", **settings(limits))
 
 

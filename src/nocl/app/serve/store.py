@@ -13,6 +13,8 @@ import glob
 import hashlib
 import json
 import logging
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ from nocl.plumbing.types import JSON
 
 log = logging.getLogger(__name__)
 SNAPSHOT_BYTES = 64 << 20  # the journal's size at which the model is written whole
+UNDO_SECONDS = 600.0  # how long a change can be taken back
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk works but has no room
 
 
@@ -45,6 +48,10 @@ class Key(NamedTuple):
         return cls(name, hashlib.sha256(json.dumps([key, *asked]).encode()).digest())
 
 
+class NothingToUndoError(LookupError):
+    """No change can be taken back."""
+
+
 class OtherRequestError(ValueError):
     """An idempotency key that was used for another request."""
 
@@ -57,6 +64,16 @@ class Receipt:
     repeated: bool = False
 
 
+@dataclass(frozen=True)
+class Before:
+    """The model before the last change, for ``undo``. It is in memory only and not kept for long."""
+
+    model: Classifier
+    change: str  # learn, forget or replace
+    label: str | None
+    until: float  # on the monotonic clock
+
+
 class Store:
     """The one writer of a model file. ``model`` is never changed, only replaced."""
 
@@ -67,14 +84,11 @@ class Store:
         self.trouble: str | None = None
         self._failed = False
         self._snapshot_at = snapshot_bytes
+        self._before: Before | None = None
         self._lock = hold(path)
         try:
             self.model = Classifier.load(self.path, trust=trust, device=device)
-            if not self.model.learner_.mergeable:
-                raise UnsupportedError(
-                    f"method {self.model.method!r} changes its network as it learns, which a journal of statistics "
-                    "cannot hold; fit a model with a method on class statistics such as ncm"
-                )
+            _need_statistics(self.model)
             self._empty = self.model.apart()
             _clear_unfinished(self.path)
             self._journal = Journal(journal_of(self.path), file_digest(self.path))
@@ -87,6 +101,13 @@ class Store:
     def sequence(self) -> int:
         """The number of the last group of lessons."""
         return self._journal.sequence
+
+    @property
+    def before(self) -> Before | None:
+        """What ``undo`` would bring back; None after UNDO_SECONDS, and where several lessons were learned together."""
+        if self._before is not None and time.monotonic() > self._before.until:
+            self._before = None
+        return self._before
 
     def answered(self, key: Key | None) -> Receipt | None:
         """The receipt of a request that was done before under this key."""
@@ -115,6 +136,8 @@ class Store:
             self._journal.append(payload, answers)
         except OSError as error:
             raise self._noted(error) from error
+        label = pictures[0][1] if len(pictures) == 1 else None
+        self._remember("learn", label)
         self.model, self.trouble = changed, None
         if self._journal.size > self._snapshot_at:
             self._try_snapshot()
@@ -126,7 +149,9 @@ class Store:
         changed = self.model.copy()
         changed.forget(name)
         receipt = Receipt({"classes": len(changed.class_names), "exactly": changed.learner_.forgets_exactly})
+        before = self.model
         self._write(changed, None if key is None else _answer(key, receipt))
+        self._remember("forget", name, before)
         try:
             self._journal.fold()
         except OSError as error:
@@ -136,6 +161,36 @@ class Store:
             )
             raise FailedDiskError(errno.EIO, self.trouble) from error
         return receipt
+
+    def replace(self, model: Classifier) -> Receipt:
+        """Put another model in the place of this one, on disk too."""
+        self._check_disk()
+        _need_statistics(model)
+        before, empty = self.model, model.apart()
+        self._write(model.copy(), None)
+        self._journal.fold()
+        self._empty = empty
+        self._remember("replace", None, before)
+        return Receipt({"classes": len(model.class_names)})
+
+    def undo(self) -> Receipt:
+        """Bring back the model before the last change, bit for bit."""
+        before = self.before
+        if before is None:
+            raise NothingToUndoError("there is no change to take back, or it was made too long ago")
+        self.replace(before.model)
+        self._before = None
+        return Receipt({"undone": before.change, "label": before.label, "classes": len(self.model.class_names)})
+
+    def _remember(self, change: str, label: str | None, model: Classifier | None = None) -> None:
+        """Keep the model before a change of one class, or of the whole; drop the one kept so far."""
+        known = label is not None or change == "replace"
+        until = time.monotonic() + UNDO_SECONDS
+        self._before = Before(model or self.model, change, label, until) if known else None
+        if known:
+            timer = threading.Timer(UNDO_SECONDS + 1, lambda: self.before)  # a forgotten class leaves the memory too
+            timer.daemon = True
+            timer.start()
 
     def snapshot(self) -> None:
         """Write the model whole and empty the journal."""
@@ -194,6 +249,14 @@ class Store:
         self._failed = error.errno not in _FULL
         self.trouble = str(error)
         return FailedDiskError(errno.EIO, self.trouble) if self._failed else error
+
+
+def _need_statistics(model: Classifier) -> None:
+    if not model.learner_.mergeable:
+        raise UnsupportedError(
+            f"method {model.method!r} changes its network as it learns, which a journal of statistics cannot hold; "
+            "fit a model with a method on class statistics such as ncm"
+        )
 
 
 def _answer(key: Key, receipt: Receipt) -> Answer:

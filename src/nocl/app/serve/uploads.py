@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Upload:
-    """The pictures of one request as a batch, and its label if it had one."""
+    """The pictures of one request as a batch, its label if it had one, and the label that was given by mistake."""
 
     images: Tensor  # uint8 [B, 3, size, size]
     label: str | None
+    instead_of: str | None = None
 
 
 class Uploads:
@@ -49,11 +50,11 @@ class Uploads:
             files = [item for item in given if isinstance(item, UploadFile)]
             if not files or len(files) != len(given):
                 raise HTTPException(422, "send pictures as files in the field 'images' of a multipart form")
-            label = form.get("label")
-            if isinstance(label, UploadFile):
-                raise HTTPException(422, "label must be text, not a file")
+            label, wrong = form.get("label"), form.get("instead_of")
+            if isinstance(label, UploadFile) or isinstance(wrong, UploadFile):
+                raise HTTPException(422, "label and instead_of must be text, not files")
             rows = [await self._decoded(item, i, size, fit) for i, item in enumerate(files)]
-        return Upload(torch.from_numpy(np.stack(rows)), None if label is None else str(label))
+        return Upload(torch.from_numpy(np.stack(rows)), label, wrong)
 
     async def _decoded(self, item: UploadFile, position: int, size: int, fit: Fit) -> NDArray[np.uint8]:
         """One picture. A cheap one need not wait for those that take much memory."""

@@ -143,6 +143,7 @@ class Lesson:
     name: str
     images: Tensor | None
     key: Key | None = None
+    whole: Callable[[Store], Receipt] | None = None  # a change of the whole model instead
 
 
 def teacher(store: Store, *, waiting: int, together: int, max_classes: int) -> Worker[Lesson, Receipt]:
@@ -152,12 +153,18 @@ def teacher(store: Store, *, waiting: int, together: int, max_classes: int) -> W
         answers: list[Receipt | Exception] = []
         for run in _runs(lessons):
             try:
-                answers += _forget(store, run[0]) if run[0].images is None else _learn(store, run, max_classes)
+                answers += _changed(store, run, max_classes)
             except Exception as error:  # the answer of this run alone: what the runs before it did is done
                 answers += [error] * len(run)
         return answers
 
     return Worker("learn", work, waiting=waiting, together=together)
+
+
+def _changed(store: Store, run: list[Lesson], max_classes: int) -> list[Receipt | Exception]:
+    if run[0].whole is not None:
+        return [run[0].whole(store)]
+    return _forget(store, run[0]) if run[0].images is None else _learn(store, run, max_classes)
 
 
 def _runs(lessons: list[Lesson]) -> list[list[Lesson]]:
