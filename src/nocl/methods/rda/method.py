@@ -75,6 +75,7 @@ _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.05  # weight from which a class's own covariance counts: below, it changes no answer and costs the most
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
+_FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _KNOWN_FROM = 10  # images a feature value, from which the shared covariance is taken as it is
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
@@ -102,6 +103,7 @@ class RDA(FrozenLearner):
         often the new class is recognised.
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``shared`` or ``mean`` (see above).
+        ``"auto"``: ``full`` up to 640 feature values, ``shared`` beyond, where a covariance is megabytes a class.
     rank
         Directions that ``lowrank`` keeps of a class, 0 or more (0: the shared covariance).
     shortlist
@@ -130,7 +132,7 @@ class RDA(FrozenLearner):
         ridge: NonNegative = 0.001,
         degrees: Positive = 30.0,
         caution: NonNegative = 0.85,
-        storage: Literal["full", "lowrank", "shared", "mean"] = "full",
+        storage: Literal["auto", "full", "lowrank", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
         flip: bool = False,
@@ -141,6 +143,8 @@ class RDA(FrozenLearner):
             raise ValueError(f"flip needs images to mirror and cannot be had with {self.backbone}; set flip=False")
         self.power, self.prior, self.ridge = power, prior, ridge
         self.degrees, self.caution = degrees, caution
+        if storage == "auto":
+            storage = "full" if self.feature_dim <= _FULL_UP_TO else "shared"
         self.storage, self.rank, self.shortlist, self.flip = storage, rank, shortlist, flip
         self.stats = ClassStats(self.feature_dim, "none" if storage == "mean" else "shared")
         self.shapes = ClassShapes(self.feature_dim, rank if storage == "lowrank" else None)
