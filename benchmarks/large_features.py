@@ -6,8 +6,8 @@ The network has seen ImageNet, whose classes overlap with CIFAR-100's: this is a
 protocol. The 32-pixel images are enlarged (bicubic). Features of all stages are computed once by ONNX Runtime and kept
 under ``--cache``; 16 rows are computed again each time, so that features of anything else are refused. Base classes and
 four sessions of ten are those of order 0. ``rda-full`` is rda with a covariance for every class, ``rda-deep`` rda on
-its own choice of stages. ``dsr`` has a smaller space and fewer epochs than its defaults, to be done in minutes. Results are
-added to large_features.json method by method; times are processor time of one thread.
+its own choice of stages. ``dsr`` has a smaller space and fewer epochs than its defaults, to be done in minutes. Results
+are added to large_features.json method by method; times are processor time of one thread.
 """
 
 import argparse
