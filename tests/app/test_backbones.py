@@ -142,7 +142,7 @@ def test_uploads_take_the_way_of_the_model(tmp_path: Path) -> None:
     expected = model.calibration_.probabilities(torch.from_numpy(model.decision_function(photo)))[0].max()
     cropped = torch.from_numpy(decode(tmp_path / "p.png", 64))[None]
     other = model.calibration_.probabilities(torch.from_numpy(model.decision_function(cropped)))[0].max()
-    with testing.TestClient(build(Store(tmp_path / "m.nocl"))) as web:
+    with testing.TestClient(build(Store(tmp_path / "m.nocl")), base_url="http://127.0.0.1:8000") as web:
         files = [("images", ("p.png", (tmp_path / "p.png").read_bytes(), "image/png"))]
         found = web.post("/predict", files=files).json()["predictions"][0]["top"][0]["probability"]
     assert abs(float(expected) - float(other)) > 1e-3  # the two ways differ
