@@ -14,12 +14,13 @@ goes on from ``--cache``.
 import json
 from pathlib import Path
 
+from nocl.experiments.features import extract
+from nocl.experiments.grid.estimate import views
+
 from bank import keep, parser, percent
 from nocl import data
 from nocl.experiments.base_copy import PARTITION, base_only
 from nocl.experiments.compare import Contender, Contest, Course, stages_of
-from nocl.experiments.features import extract
-from nocl.experiments.grid.estimate import views
 from nocl.plumbing.types import JSON
 from nocl.results import environment
 from nocl.streams import Stream, class_incremental

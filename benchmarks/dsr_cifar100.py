@@ -18,11 +18,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from nocl.experiments.features import extract, tensors
 from torch import Tensor
 
 from nocl import data, metrics, nets
 from nocl.experiments.base_copy import PARTITION, base_only
-from nocl.experiments.features import extract, tensors
 from nocl.learner import FrozenLearner
 from nocl.methods.dsr import DSR
 from nocl.methods.ncm import NCM

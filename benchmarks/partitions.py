@@ -9,9 +9,10 @@ exact statistics of the same images), so one learner serves all partitions and o
 differently. Writes partitions.json.
 """
 
+from nocl.experiments.features import trained_classes
+
 from bank import Bank, keep, open_bank, parser, percent
 from nocl.experiments.compare import course
-from nocl.experiments.features import trained_classes
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.types import JSON
 from nocl.streams import PARTITIONS

@@ -14,10 +14,11 @@ is counted in images per feature value so that it carries over to another width.
 import json
 from pathlib import Path
 
+from nocl.experiments.features import extract
+
 from bank import STAGES, Bank, keep, parser, percent
 from nocl import data
 from nocl.experiments.base_copy import PARTITION, base_only, search
-from nocl.experiments.features import extract
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.files import write_tensors
 from nocl.plumbing.types import JSON

@@ -78,6 +78,8 @@ class Learner(Merging):
     needs_base: ClassVar[str] = ""  # why the method cannot begin without a base session, if it cannot
     base_recipe: ClassVar[Recipe] = Recipe()
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
+    search_space: ClassVar[tuple[str, ...]] = ()  # what `nocl tune` varies, as `power=0.2:1`; none is inherited
+    stands_in: ClassVar[dict[str, str]] = {}  # a parameter left None takes the value of that other one
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
     retired: ClassVar[tuple[str, ...]] = ()  # parameters of saved files that the method no longer takes
 
@@ -294,6 +296,11 @@ class FrozenLearner(Learner):
     def score(self, z: Tensor) -> Tensor:
         """Scores [B, K] of features [B, d]."""
         raise NotImplementedError(f"{type(self).__name__} must define score(z)")
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether answers need more of an image than its feature; such a method cannot run on stored features."""
+        return False
 
     def portable_scorer(self) -> nn.Module | None:
         """A module from features to scores, everything derived beforehand, for exporting; None: ``score`` will do."""

@@ -106,6 +106,7 @@ class Stream:
             "dataset": data.name,
             "fingerprint": data.fingerprint,
             "order_seed": base_seed,
+            **data.made_by,
         }
         self.base = RepeatableSession(
             self.blocks[0], data.train.where(self.blocks[0]), base_batch_size, base_seed, base_about

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nocl.data import Dataset, ImageSet
-from nocl.experiments.base_copy import base_only, search
+from nocl.experiments.base_copy import base_only
 from nocl.plumbing.seeding import generator
 
 
@@ -27,24 +27,3 @@ def test_base_only_refuses_to_hold_out_everything() -> None:
     images = ImageSet.of(torch.zeros(4, 3, 32, 32, dtype=torch.uint8).numpy(), [0, 0, 1, 1])
     with pytest.raises(ValueError, match="holdout must lie between 0 and 1"):
         base_only(Dataset("toy", images, images, ("a", "b")), (0,), holdout=1.0)
-
-
-def test_search_keeps_the_best_of_each_round_and_every_trial() -> None:
-    seen = []
-
-    def value(settings: dict[str, object]) -> float:
-        seen.append(dict(settings))
-        return -abs(settings["a"] - 2) - abs(settings["b"] - settings["a"])  # type: ignore[operator]
-
-    best, trials = search({"a": 0, "b": 0}, [{"a": [0, 1, 3]}, {"b": [1, 3], "a": [1, 2]}], value)
-    assert best == {"a": 1, "b": 1}  # -1, as good as a=2, b=1 and tried first
-    assert [{k: t[k] for k in ("a", "b")} for t in trials] == seen
-    assert len(trials) == 3 + 4
-
-
-def test_search_prefers_the_earlier_choice_within_the_margin() -> None:
-    def value(settings: dict[str, object]) -> float:
-        return {1: 0.50, 2: 0.58, 3: 0.60}[settings["a"]]  # type: ignore[index]
-
-    assert search({}, [{"a": [1, 2, 3]}], value, margin=0.03)[0] == {"a": 2}
-    assert search({}, [{"a": [1, 2, 3]}], value)[0] == {"a": 3}

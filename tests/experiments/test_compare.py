@@ -1,6 +1,5 @@
-"""The arena: cached features, courses, runs equal to those through images, the probe, the table, the command."""
+"""Comparisons: stored features, orders on a given network, runs equal to those through images, the table, the command."""
 
-import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,13 @@ from nocl import nets
 from nocl.checks import easy_images
 from nocl.cli import app
 from nocl.data import Dataset, ImageSet
-from nocl.experiments import compare as arena
-from nocl.experiments.compare import Contender, Contest, Heads, compare, course, feature_stream, stages_of
-from nocl.experiments.features import FeatureData, extract, trained_classes
+from nocl.data import features as feature_module
+from nocl.data.features import FeatureData, extract, trained_classes
+from nocl.experiments.compare import bound, jobs_of, read_method
+from nocl.experiments.grid import Engine, run_grid
+from nocl.experiments.job import Job
 from nocl.experiments.linear_probe import linear_probe
+from nocl.experiments.on_network import stream_on_network
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS, make
 from nocl.methods.ncm import NCM
@@ -28,7 +30,9 @@ from nocl.plumbing.files import write_tensors
 from nocl.plumbing.registry import UnknownNameError
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError, heads_on_features
-from nocl.report.compare import arena_numbers, arena_table
+from nocl.pretrain import heads as heads_module
+from nocl.report.compare import comparison_numbers, comparison_table
+from nocl.results import RunResult
 from nocl.run import run
 from nocl.streams import class_incremental
 from tests.support.feature_nets import blobs
@@ -61,26 +65,27 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def features(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureData:
-    return extract(tiny(), checkpoint, cache=tmp_path_factory.mktemp("cache"), backbone="tiny_resnet18")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
 
 
-def _contest(features: FeatureData, checkpoint: Path, **more: Any) -> Contest:
-    return Contest(features, checkpoint, backbone="tiny_resnet18", **more)
+@pytest.fixture
+def features(checkpoint: Path, cache: Path) -> FeatureData:
+    return extract(tiny(), checkpoint, cache=cache, backbone="tiny_resnet18")
 
 
-def _own_features(name: str, features: FeatureData, checkpoint: Path, cache: Path) -> FeatureData:
-    """Features of the stages a method takes, if not the usual ones."""
-    stages = stages_of(_contender(name), "tiny_resnet18", 32)
-    return (
-        features
-        if stages is None
-        else extract(tiny(), checkpoint, cache=cache, backbone="tiny_resnet18", stages=stages)
-    )
+@pytest.fixture
+def like(checkpoint: Path, cache: Path) -> Job:
+    """A run of NCM on the stored features; the others are made from it."""
+    return Job(
+        "ncm", {"backbone": "tiny_resnet18"}, dataset="tests.experiments.test_compare:tiny", partition=PARTITION,
+        network_from=str(checkpoint), feature_cache=str(cache), order_seed=0,
+    )  # fmt: skip
 
 
-def _contender(name: str) -> Contender:
-    return Contender(name, dict(METHODS[name].check_params))
+def method(like: Job, name: str, **params: Any) -> Job:
+    """The job with another method and its quick parameters."""
+    return replace(like, method=name, params={**like.params, **METHODS[name].check_params, **params})
 
 
 # --- features ---
@@ -102,14 +107,16 @@ def test_features_are_computed_once_for_each_network_and_again_if_left_unfinishe
 ) -> None:
     data = tiny()
     extract(data, checkpoint, cache=tmp_path, backbone="tiny_resnet18")
-    calls: list[int] = []
-    real = NCM.features
-    monkeypatch.setattr(NCM, "features", lambda self, x: (calls.append(len(x)), real(self, x))[1])
+    calls: list[str] = []
+    real = feature_module._write_features
+    monkeypatch.setattr(
+        feature_module, "_write_features", lambda path, *rest: (calls.append(path.name), real(path, *rest))[1]
+    )
     extract(data, checkpoint, cache=tmp_path, backbone="tiny_resnet18")
     assert not calls
     next(tmp_path.glob("*/about.json")).unlink()
     extract(data, checkpoint, cache=tmp_path, backbone="tiny_resnet18")
-    assert sum(calls) == len(data.train) + len(data.test)
+    assert calls == ["train.npy", "test.npy"]
     other = tmp_path / "other.safetensors"
     write_tensors(other, nets.build("tiny_resnet18", seed=4).state_dict(), {"classes": ORDER[:6]})
     extract(data, other, cache=tmp_path, backbone="tiny_resnet18")
@@ -117,86 +124,112 @@ def test_features_are_computed_once_for_each_network_and_again_if_left_unfinishe
     assert len(list(tmp_path.glob("features-*"))) == 3
 
 
-# --- courses ---
+# --- orders on a given network ---
 
 
 def test_order_zero_is_the_usual_stream_and_others_permute_the_novel_classes() -> None:
-    trained = ORDER[:6]
-    usual = class_incremental(tiny(), partition=PARTITION, order_seed=0).blocks
-    courses = [course(PARTITION, 10, order, trained) for order in range(6)]
-    assert courses[0].blocks == usual
-    assert {each.blocks[0] for each in courses} == {tuple(trained)}
-    assert len({each.blocks for each in courses}) >= 4  # of 24 permutations
-    for each in courses:
+    usual = class_incremental(tiny(), partition=PARTITION, order_seed=0)
+    streams = [stream_on_network(tiny(), ORDER[:6], partition=PARTITION, order_seed=order) for order in range(6)]
+    assert streams[0].blocks == usual.blocks
+    assert torch.equal(next(iter(streams[0].sessions[0])).x, next(iter(usual.sessions[0])).x)
+    assert {each.blocks[0] for each in streams} == {tuple(ORDER[:6])}
+    assert len({each.blocks for each in streams}) >= 4  # of 24 permutations
+    assert len({json.dumps(each.base.describe()) for each in streams}) == 1  # orders share the base session
+    for each in streams:
         assert sorted(label for block in each.blocks for label in block) == list(range(10))
-        assert (each.leaked, each.untrained) == (0, 0)
+        assert marks(each.describe()) == (0, 0)
 
 
-def test_a_leak_is_refused_unless_allowed_and_then_counted() -> None:
+def marks(about: dict[str, JSON]) -> tuple[JSON, JSON]:
+    return about["novel_classes_in_network"], about["base_classes_not_in_network"]
+
+
+def test_a_leak_is_refused_unless_allowed_and_then_counted(like: Job) -> None:
     with pytest.raises(WrongBaseError, match="2 of them would come again as novel"):
-        course("40+20x3", 10, 0, ORDER[:6])
-    each = course("40+20x3", 10, 3, ORDER[:6], allow_leak=True)
-    assert (each.leaked, each.untrained) == (2, 0)
-    assert set(each.blocks[0]) == set(ORDER[:4])
-    larger = course("80+10x2", 10, 3, ORDER[:6])
-    assert (larger.leaked, larger.untrained) == (0, 2)
+        replace(like, partition="40+20x3").stream()
+    leaking = replace(like, partition="40+20x3", allow_leak=True)
+    stream = leaking.stream()
+    assert marks(stream.describe()) == (2, 0)
+    assert set(stream.blocks[0]) == set(ORDER[:4])
+    assert leaking.run().stream["novel_classes_in_network"] == 2
+    larger = replace(like, partition="80+10x2", order_seed=3).stream()
+    assert marks(larger.describe()) == (0, 2)
     assert set(ORDER[:6]) < set(larger.blocks[0])
 
 
-def test_contender_is_read_with_its_parameters() -> None:
-    assert Contender.parse("ncm") == Contender("ncm", {})
-    assert Contender.parse("rda@preset=compact,rank=8") == Contender("rda", {"storage": "lowrank", "rank": 8})
+def test_network_that_does_not_say_its_classes_takes_the_usual_ones(like: Job, tmp_path: Path) -> None:
+    path = tmp_path / "silent.safetensors"
+    write_tensors(path, nets.build("tiny_resnet18", seed=3).state_dict(), {})
+    stream = replace(like, network_from=str(path)).stream()
+    assert stream.blocks[0] == tuple(ORDER[:6])
+    assert marks(stream.describe()) == (0, 0)
+
+
+def test_method_is_read_with_its_parameters(like: Job) -> None:
+    def read(text: str) -> tuple[str, dict[str, JSON]]:
+        job = read_method(text, replace(like, params={}))
+        return job.method, job.chosen()
+
+    assert read("ncm") == ("ncm", {})
+    assert read("rda@preset=compact,rank=8") == ("rda", {"storage": "lowrank", "rank": 8})
     for wrong in ("rda@rnak=8", "rda@preset=compcat", "rdaa"):
         with pytest.raises(UnknownNameError, match="did you mean"):
-            Contender.parse(wrong)
+            read(wrong)
     wanted = {"stages": [1, 2], "activation": "sigmoid", "gamma": 1}
-    assert Contender.parse("acil@stages=[1,2],activation=sigmoid,gamma=1") == Contender("acil", wanted)
+    assert read("acil@stages=[1,2],activation=sigmoid,gamma=1") == ("acil", wanted)
     with pytest.raises(ValueError, match="write key=value"):
-        Contender.parse("slda@fixed")
+        read("slda@fixed")
 
 
 # --- runs ---
 
 
 @pytest.mark.parametrize("name", BATCH_FREE)
-def test_arena_gives_the_result_of_a_run_through_images(
-    name: str, features: FeatureData, checkpoint: Path, tmp_path: Path
-) -> None:
-    contender, features = _contender(name), _own_features(name, features, checkpoint, tmp_path)
-    learner = make(name, backbone="tiny_resnet18", weights=str(checkpoint), **contender.params)
+def test_a_run_on_features_gives_the_result_of_a_run_through_images(name: str, like: Job, checkpoint: Path) -> None:
+    job = method(like, name)
+    learner = make(name, weights=str(checkpoint), **job.params)
     through_images = run(learner, class_incremental(tiny(), partition=PARTITION))
-    courses = [course(PARTITION, 10, 0, ORDER[:6])]
-    (result,) = _contest(features, checkpoint, exact_batches=True).runs(contender, courses)
+    result = job.run()
     assert result.class_accuracy == through_images.class_accuracy
     assert result.base["sha256"] == through_images.base["sha256"]
-    assert (result.method, result.state_bytes) == (name, through_images.state_bytes)
+    assert result.state_bytes["statistics"] == through_images.state_bytes["statistics"]
+    assert (result.method, result.stream["rows_at_once"]) == (name, 500)
+    assert str(result.params["backbone"]).startswith("features:")
 
 
 @pytest.mark.parametrize("name", BATCH_FREE)
-def test_answers_do_not_depend_on_the_cut_into_batches(
-    name: str, features: FeatureData, checkpoint: Path, tmp_path: Path
-) -> None:
-    features = _own_features(name, features, checkpoint, tmp_path)
-    contest, scores = _contest(features, checkpoint), []
-    each = course(PARTITION, 10, 1, ORDER[:6])
-    fitted = contest.learner(_contender(name)).fit_base(feature_stream(features, each, 100).base)
+def test_answers_do_not_depend_on_the_cut_into_batches(name: str, like: Job) -> None:
+    job = method(replace(like, order_seed=1), name)
+    stream = job.stream()
+    scores = []
     for rows in (1, 10, 500):
-        learner = copy.deepcopy(fitted)
-        for session in feature_stream(features, each, rows):
+        learner = job.learner(32)
+        assert isinstance(learner, FrozenLearner)
+        learner.fit_base(stream.base)
+        cut = stream_on_network(stream.data, ORDER[:6], partition=PARTITION, order_seed=1, rows_at_once=rows)
+        for session in cut:
             for z, y in session:
                 learner.observe(z, y)
             learner.end_session()
-        scores.append(learner.score(features.test.take(range(40)).x)[:, learner.classes_.argsort()])
+        scores.append(learner.score(stream.data.test.take(range(40)).x)[:, learner.classes_.argsort()])
     for other in scores[1:]:
         assert (other - scores[0]).abs().max() < 1e-4 * scores[0].abs().max()  # float32
 
 
-def test_courses_with_the_same_base_share_it_and_stay_apart(features: FeatureData, checkpoint: Path) -> None:
-    contest, courses = _contest(features, checkpoint), [course(PARTITION, 10, order, ORDER[:6]) for order in (0, 1, 2)]
-    together = contest.runs(_contender("slda"), courses)
-    alone = contest.runs(_contender("slda"), courses[2:])
-    assert together[2].class_accuracy == alone[0].class_accuracy
-    assert [result.stream["order_seed"] for result in together] == [0, 1, 2]
+def test_a_run_on_features_goes_on_after_a_stop(like: Job, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(result: RunResult) -> None:
+        if len(result.accuracy) == 2:
+            raise Stop
+
+    job = method(like, "slda")
+    with pytest.raises(Stop):
+        job.run(folder=tmp_path, on_session=stop)
+    resumed = Job.load(tmp_path).run(folder=tmp_path)
+    assert resumed.finished
+    assert resumed.class_accuracy == job.run().class_accuracy
 
 
 ONE_VIEW = {"objective": "ce", "head_epochs": 3}
@@ -205,24 +238,21 @@ HEADS = [("dsr", {"dim": 32, "iterations": 3, "samples": 5}), ("ncm", {"space": 
 
 @pytest.mark.parametrize(("name", "params"), HEADS)
 def test_heads_on_features_are_those_of_a_run_where_that_has_one_view_and_one_batch(
-    name: str, params: dict[str, JSON], features: FeatureData, checkpoint: Path
+    name: str, params: dict[str, JSON], like: Job, checkpoint: Path
 ) -> None:
-    params = {**params, "recipe": ONE_VIEW}
-    learner = make(name, backbone="tiny_resnet18", weights=str(checkpoint), **params)
+    params = {**like.params, **params, "recipe": ONE_VIEW}
+    learner = make(name, weights=str(checkpoint), **params)
     through_images = run(learner, class_incremental(tiny(), partition=PARTITION, base_batch_size=6 * 24))
-    contest = _contest(features, checkpoint, exact_batches=True)
-    each = course(PARTITION, 10, 0, ORDER[:6])
-    (result,) = contest.runs(Contender(name, params), [each])
+    result = replace(like, method=name, params=params).run()
     assert result.class_accuracy == through_images.class_accuracy
     assert result.log["base_loss"] == pytest.approx(through_images.log["base_loss"], rel=1e-4)
-    assert result.state_bytes == through_images.state_bytes
+    assert result.state_bytes["statistics"] == through_images.state_bytes["statistics"]
     assert result.base["recipe"] == through_images.base["recipe"]
     assert "on features" in str(result.base["heads"])
-    assert set(result.log["seconds_per_1000"]) == {"learn", "predict"}  # type: ignore[arg-type]
 
 
 def test_methods_that_differ_only_online_share_their_heads(
-    features: FeatureData, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    like: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainings: list[int] = []
 
@@ -230,27 +260,30 @@ def test_methods_that_differ_only_online_share_their_heads(
         trainings.append(len(z))
         return heads_on_features(network, z, *rest, **more)
 
-    monkeypatch.setattr(arena, "heads_on_features", counted)
-    once = course("60+20x2", 10, 0, ORDER[:6])
+    monkeypatch.setattr(heads_module, "heads_on_features", counted)
     recipe: dict[str, JSON] = {"head_epochs": 2, "objective": "ce"}
     settings: list[dict[str, JSON]] = [
         {"iterations": 3, "recipe": recipe}, {"iterations": 0, "recipe": recipe},
         {"iterations": 3, "power": 0.7, "recipe": recipe}, {"iterations": 3, "recipe": recipe | {"head_epochs": 3}},
     ]  # fmt: skip
-    heads = Heads()
     shared, alone = [], []
     for params in settings:
-        contender = Contender("dsr", {"dim": 16, "samples": 5, **params})
-        shared += _contest(features, checkpoint, heads=heads).runs(contender, [once])
-        alone += _contest(features, checkpoint).runs(contender, [once])
+        job = replace(like, method="dsr", params={**like.params, "dim": 16, "samples": 5, **params})
+        shared.append(job.run(cache=tmp_path))
+        alone.append(job.run())
     assert trainings[0] == 6 * 24
     assert len(trainings) == 3 + 4  # the first two share; another power or recipe trains anew
     assert [result.class_accuracy for result in shared] == [result.class_accuracy for result in alone]
     assert shared[0].log["upper_loss"] == alone[0].log["upper_loss"]
+    assert shared[1].log["base_loss"] == alone[1].log["base_loss"]
+    replace(like, method="dsr", order_seed=1, params={**like.params, "dim": 16, "samples": 5, **settings[0]}).run(
+        cache=tmp_path
+    )
+    assert len(trainings) == 3 + 4  # another order shares them too
 
 
-def test_heads_see_base_features_only_and_ignore_rounds(features: FeatureData, checkpoint: Path) -> None:
-    each = course(PARTITION, 10, 0, ORDER[:6])
+def test_heads_see_base_features_only_and_ignore_rounds(like: Job) -> None:
+    features = like.stream().data
     novel = np.isin(features.train.labels, ORDER[6:])
     rows = np.array(features.train.images)
     rows[novel] = 1e6
@@ -258,42 +291,49 @@ def test_heads_see_base_features_only_and_ignore_rounds(features: FeatureData, c
     weights = []
     for data, rounds in ((features, 1), (features, 5), (spoilt, 1)):
         params: dict[str, JSON] = {"dim": 32, "recipe": {**ONE_VIEW, "head_rounds": rounds}}
-        learner = _contest(data, checkpoint).learner(Contender("dsr", params))
-        learner.fit_base(feature_stream(data, each, 100).base)
+        learner = replace(like, method="dsr", params={**like.params, **params}).learner(32)
+        learner.fit_base(stream_on_network(data, ORDER[:6], partition=PARTITION).base)
         weights.append(learner.state_dict()["projection.layer3.0.weight"])
-    assert not torch.equal(weights[0], make("dsr", backbone="tiny_resnet18", dim=32).projection.layer3[0].weight)
+    untrained = make("dsr", backbone="tiny_resnet18", dim=32).state_dict()["projection.layer3.0.weight"]
+    assert not torch.equal(weights[0], untrained)
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])
 
 
-def test_objective_that_needs_images_is_refused(features: FeatureData, checkpoint: Path) -> None:
-    learner = _contest(features, checkpoint).learner(Contender("dsr", {"dim": 8, "recipe": {"objective": "sc+ssl"}}))
-    with pytest.raises(ValueError, match=r"'sc\+ssl' needs images and only features are here"):
-        learner.fit_base(feature_stream(features, course(PARTITION, 10, 0, ORDER[:6]), 100).base)
-
-
-def test_method_that_trains_its_network_is_refused(features: FeatureData, checkpoint: Path) -> None:
-    with pytest.raises(TypeError, match="finetune trains more than what follows the features"):
-        _contest(features, checkpoint).learner(Contender("finetune"))
-
-
-def test_finished_results_are_not_run_again(
-    features: FeatureData, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "params"), [("dsr", {"dim": 8, "recipe": {"objective": "sc+ssl"}}), ("rda", {"flip": True}), ("scr", {})]
+)
+def test_what_needs_images_runs_through_images_on_the_same_order(
+    name: str, params: dict[str, JSON], like: Job, checkpoint: Path
 ) -> None:
-    courses = [course(PARTITION, 10, order, ORDER[:6]) for order in range(3)]
-    contest = _contest(features, checkpoint)
-    first = compare([_contender("ncm")], lambda _: contest, courses, tmp_path)
-    next(path for path in tmp_path.glob("*.json") if f"{PARTITION}-1-" in path.name).unlink()
-    ran = []
-    real = Contest.runs
-    monkeypatch.setattr(
-        Contest,
-        "runs",
-        lambda self, who, some, keep: (ran.extend(one.order for one in some), real(self, who, some, keep)),
-    )
-    second = compare([_contender("ncm")], lambda _: contest, courses, tmp_path)
-    assert ran == [1]
-    assert [result.class_accuracy for result in first] == [result.class_accuracy for result in second]
+    job = replace(like, method=name, params={**like.params, **params}, order_seed=2)
+    assert not job.on_features()
+    assert job.learner(32).weights == str(checkpoint)
+    stream = job.stream()
+    assert stream.blocks == replace(like, order_seed=2).stream().blocks
+    assert stream.base.describe().get("features") is None
+    with pytest.raises(WrongBaseError, match="would come again as novel"):
+        replace(job, partition="40+20x3", allow_leak=True).stream()
+    with pytest.raises(TypeError, match="needs more than the features of a given network"):
+        read_method(name, replace(job, params=params | like.params))
+
+
+def test_a_network_is_given_once_and_never_to_a_search(like: Job, checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="one file"):
+        replace(like, params={"weights": str(checkpoint)})
+    with pytest.raises(ValueError, match="tuning holds out"):
+        replace(like, copy_partition="50+50x1")
+
+
+def test_identity_is_what_the_network_holds_and_old_runs_are_found_again(
+    like: Job, checkpoint: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes(checkpoint.read_bytes())
+    assert replace(like, network_from=str(moved), feature_cache=None).digest() == like.digest()
+    moved.write_bytes(checkpoint.read_bytes() + b" ")
+    assert replace(like, network_from=str(moved)).digest() != like.digest()
+    assert Job("ncm").digest() == "d9d046e2af035822"
 
 
 # --- the probe and the table ---
@@ -315,60 +355,61 @@ def test_probe_is_a_minimum_and_separates_what_can_be_separated() -> None:
         assert loss(probe.weight + step) > here
 
 
-def test_table_is_sorted_under_the_bound_with_leaks_marked(features: FeatureData, checkpoint: Path) -> None:
-    contest = _contest(features, checkpoint)
-    courses = [
-        course(partition, 10, order, ORDER[:6], allow_leak=True)
+def table_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")][2:]
+
+
+def test_table_is_sorted_under_the_bound_with_leaks_marked(like: Job, tmp_path: Path) -> None:
+    jobs = [
+        replace(method(like, name), partition=partition, order_seed=order, allow_leak=True)
+        for name in ("ncm", "slda")
         for partition in (PARTITION, "40+20x3")
         for order in (0, 1)
     ]
-    results = [result for name in ("ncm", "slda") for result in contest.runs(_contender(name), courses)]
-    bound = contest.bound()
-    table = arena_table(results, bound)
-    clean, leaking = table.split("### ")[2], table.split("### ")[1]
-    assert "**Leak:** the network was trained on 2 of the classes" in leaking
-    assert "Leak" not in clean
-    rows = [line for line in clean.splitlines() if line.startswith("|")][2:]
+    results = [job.run() for job in jobs]
+    top = bound(like, tmp_path / "probe.json")
+    assert bound(like, tmp_path / "probe.json") == top  # found again
+    table = comparison_table(results, top)
+    clean, leaking = table.split("## ")[2], table.split("## ")[1]
+    assert "LEAK: the network was trained on 2 of the classes" in leaking
+    assert "LEAK" not in clean
+    rows = table_lines(clean)
     assert rows[0].startswith("| joint linear probe")
     accs = [float(line.split("|")[2].split("±")[0]) for line in rows[1:]]
     assert len(accs) == 2
     assert accs == sorted(accs, reverse=True)
-    assert "±" in rows[1]
-    numbers = arena_numbers(results, bound)
+    assert all("2 orders, 1 network" in row for row in rows[1:])
+    assert all("±" not in row.split("|")[2] for row in rows[1:])  # the order changes nothing after the last session
+    numbers = comparison_numbers(results, top)
     assert sum(isinstance(row, dict) and len(row["acc"]) == 2 for row in numbers) == 4  # type: ignore[arg-type]
 
 
-def test_methods_on_other_stages_stand_in_the_same_table_with_what_was_chosen(
-    features: FeatureData, checkpoint: Path, tmp_path: Path
-) -> None:
-    each, deep = course(PARTITION, 10, 0, ORDER[:6]), {"stages": [3, 4]}
-    wide = extract(tiny(), checkpoint, cache=tmp_path, backbone="tiny_resnet18", stages=[3, 4])
-    results = _contest(features, checkpoint).runs(Contender("ncm"), [each])
-    results += _contest(wide, checkpoint).runs(Contender("slda", deep), [each])
-    table = arena_table(results)
-    assert table.count("### ") == 1
+def test_rows_on_several_networks_have_an_interval_over_networks(like: Job, tmp_path: Path) -> None:
+    results = []
+    for seed in (3, 4):
+        order = torch.randperm(10, generator=torch.Generator().manual_seed(seed)).tolist()
+        path = tmp_path / f"{seed}.safetensors"
+        write_tensors(path, nets.build("tiny_resnet18", seed=seed).state_dict(), {"classes": order[:6]})
+        results.append(replace(like, network_from=str(path), feature_cache=str(tmp_path)).run())
+    (row,) = table_lines(comparison_table(results))
+    assert "| 2 networks |" in row
+    assert "±" in row
+
+
+def test_methods_on_other_stages_stand_in_the_same_table_with_what_was_chosen(like: Job) -> None:
+    results = [like.run(), method(like, "slda", stages=[3, 4]).run()]
+    table = comparison_table(results)
+    assert table.count("## ") == 1
     assert "| slda (stages=" in table
     assert "| ncm |" in table
 
 
 def test_command_compares_and_refuses(checkpoint: Path, tmp_path: Path) -> None:
     base = [
-        "compare",
-        "ncm",
-        "slda@covariance=fixed",
-        "--backbone-from",
-        str(checkpoint),
-        "--backbone",
-        "tiny_resnet18",
-    ]
-    base += [
-        "--dataset",
-        "tests.experiments.test_compare:tiny",
-        "--out",
-        str(tmp_path / "out"),
-        "--cache",
-        str(tmp_path / "cache"),
-    ]
+        "compare", "ncm", "slda@covariance=fixed", "--backbone-from", str(checkpoint), "--backbone", "tiny_resnet18",
+        "--dataset", "tests.experiments.test_compare:tiny", "--out", str(tmp_path / "out"),
+        "--cache", str(tmp_path / "cache"),
+    ]  # fmt: skip
     done = CliRunner().invoke(app, [*base, "--partition", PARTITION, "--orders", "2"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "joint linear probe" in done.stdout
@@ -376,7 +417,19 @@ def test_command_compares_and_refuses(checkpoint: Path, tmp_path: Path) -> None:
     assert {row["method"] for row in written["rows"]} == {"ncm", "slda", "joint linear probe"}
     assert str(tmp_path) not in (tmp_path / "out" / "numbers.json").read_text()
     tested = CliRunner().invoke(app, [*base, "--partition", PARTITION, "--orders", "2", "--paired"])
+    assert tested.stderr.count(": found") == 4
     assert f"{PARTITION} ncm - slda@covariance=fixed: " in tested.stdout
     assert "points over 2 class orders, p = " in tested.stdout
     refused = CliRunner().invoke(app, [*base, "--partition", "40+20x3"])
     assert isinstance(refused.exception, WrongBaseError)
+
+
+def test_runs_are_those_of_the_grid_and_only_missing_ones_run_again(like: Job, tmp_path: Path) -> None:
+    jobs = jobs_of(["ncm"], like, [PARTITION], 3)
+    first = run_grid(jobs, tmp_path, engine=Engine(workers=1, threads=1))
+    (first[1].folder / "result.json").unlink()
+    second = run_grid(jobs, tmp_path, engine=Engine(workers=1, threads=1))
+    assert [outcome.cached for outcome in second] == [True, False, True]
+    accuracies = [[o.result and o.result.class_accuracy for o in outcomes] for outcomes in (first, second)]
+    assert accuracies[0] == accuracies[1]
+    assert accuracies[0] == [job.run().class_accuracy for job in jobs]

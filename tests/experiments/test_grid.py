@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
 
-from nocl.experiments.grid import Engine, Event, base_of, finished, folder_of, run_grid
+from nocl.experiments.grid import Engine, Event, finished, folder_of, local, run_grid
 from nocl.experiments.grid.work import ERROR
 from nocl.experiments.job import Job
 from nocl.plumbing.types import JSON
@@ -56,8 +58,6 @@ def test_base_network_is_trained_once_by_jobs_that_share_it(tmp_path: Path) -> N
     """The method's base training takes a while and counts itself; the second job must wait for the first."""
     counter = tmp_path / "trainings"
     jobs = [job("tests.support.grid_methods:Counting", counter=str(counter), tag=tag) for tag in ("a", "b")]
-    assert base_of(jobs[0]) == base_of(jobs[1])
-    assert base_of(jobs[0]) != base_of(job(seed=1))
     outcomes = run_grid(jobs, tmp_path / "out", engine=TWO)
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert counter.read_text().count("epoch") == 1
@@ -116,6 +116,45 @@ def test_killed_grid_continues_where_it_stood(tmp_path: Path) -> None:
     assert outcome.result.seconds[:2] == before.seconds[:2]  # kept, not measured again
     whole = slow.stream()
     assert measured(outcome.result) == measured(run(slow.learner(whole.image_size), whole))
+
+
+def test_a_killed_fork_server_takes_no_other_run_along(tmp_path: Path) -> None:
+    """Kill the server that processes are forked from, as the system does for lack of memory; the grid goes on."""
+    killed: list[int] = []
+
+    def kill_once(event: Event) -> None:
+        if event.kind == "started" and not killed:
+            killed.append(int(forkserver._forkserver._forkserver_pid))  # type: ignore[attr-defined]
+            os.kill(killed[0], signal.SIGKILL)
+
+    jobs = [job(), job("slda"), job(seed=1)]
+    outcomes = run_grid(jobs, tmp_path, engine=Engine(workers=1, threads=1), on_event=kill_once)
+    assert killed
+    assert all((outcome.result is None) != (outcome.error is None) for outcome in outcomes)  # each one is accounted for
+    assert [outcome.error for outcome in outcomes[1:]] == [None, None]
+    again = run_grid(jobs, tmp_path, engine=Engine(workers=1, threads=1))
+    assert [outcome.error for outcome in again] == [None] * 3
+
+
+def test_a_server_that_dies_between_request_and_answer_is_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths = iter([EOFError(), ConnectionRefusedError()])
+    real = local._context().Process.start  # type: ignore[attr-defined]
+
+    def start(process: BaseProcess) -> None:
+        if (death := next(deaths, None)) is not None:
+            raise death
+        real(process)
+
+    monkeypatch.setattr(local._context().Process, "start", start)  # type: ignore[attr-defined]
+    (outcome,) = run_grid([job()], tmp_path, engine=TWO)
+    assert outcome.error is None
+    deaths = iter([EOFError()] * local.STARTS)
+    failed, fine = run_grid([job("slda"), job("fecam")], tmp_path, engine=TWO)
+    assert failed.error is not None
+    assert "fork server died 3 times" in failed.error
+    assert fine.error is None
 
 
 def test_interrupting_the_grid_ends_its_processes(tmp_path: Path) -> None:

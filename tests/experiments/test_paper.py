@@ -2,7 +2,7 @@
 
 import csv
 import io
-import itertools
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,22 @@ from typer.testing import CliRunner
 
 from nocl.cli import app
 from nocl.data import MissingDataError
-from nocl.experiments.given import run_arena, split
-from nocl.experiments.grid import Event, base_of, estimate, folder_of
-from nocl.experiments.grid.estimate import cost, seconds_on_features, total_seconds
-from nocl.experiments.job import Job
+from nocl.experiments.grid import Engine, folder_of
 from nocl.experiments.paper import values as paper
-from nocl.experiments.paper.comparison import Record, lines, place, to_csv, to_html, to_latex, to_markdown
+from nocl.experiments.paper.comparison import Line, Record, lines, place, records_of, table_of
 from nocl.experiments.paper.figures import draw
-from nocl.experiments.paper.reproduce import BEGIN, END, Kept, committed, rebuild, save_plan, summary, write_summary
-from nocl.experiments.paper.tables import EXPERIMENTS, USUAL, Choice, chosen_rows, describe, find, plan
+from nocl.experiments.paper.reproduce import PLAN, perform, rebuild, with_data, write_experiment
+from nocl.experiments.paper.summary import BEGIN, END, Kept, committed, summary, write_summary
+from nocl.experiments.paper.tables import EXPERIMENTS, Choice, Row, chosen_rows, find, plan, unusual
 from nocl.methods import make
 from nocl.metrics import hm
 from nocl.nets import build
-from nocl.plumbing.files import write_tensors
+from nocl.plumbing.files import write_json, write_tensors
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
 from nocl.report.paired import paired
 from nocl.results import RunResult
-from nocl.run import run
+from nocl.run import run as run_protocol
 from tests.report.test_report import result
 
 NAMES = (
@@ -44,12 +42,13 @@ def _usual() -> dict[str, Any]:
     return make("dsr").get_params()
 
 
-def dsr(acc: float, order: int = 0, dataset: str = "cifar100", **params: Any) -> RunResult:
-    """A finished run of DSR with its usual parameters but for ``params``, all classes at ``acc``."""
+def dsr(acc: float, order: int = 0, dataset: str = "cifar100", novel: float | None = None, **params: Any) -> RunResult:
+    """A finished run of DSR with its usual parameters but for ``params``, all classes at ``acc`` unless told."""
     stream = {"dataset": dataset, "partition": "60+4x10", "order_seed": order}
     full = {**_usual(), "seed": order, **params}
     classes = ((order, order + 1), (order + 2,), (order + 3,))
-    return result(acc, acc, method="dsr", params=full, seed=order, stream=stream, base={}, session_classes=classes)
+    late = acc if novel is None else novel
+    return result(acc, late, method="dsr", params=full, seed=order, stream=stream, base={}, session_classes=classes)
 
 
 def test_printed_numbers_agree_with_each_other_except_known_misprints() -> None:
@@ -75,15 +74,17 @@ def test_every_table_and_figure_has_a_grid() -> None:
         find("lamda")
 
 
-def test_usual_values_are_dsrs_own() -> None:
+def test_what_is_usual_is_the_methods_own_value() -> None:
     learner = make("dsr")
-    params = learner.get_params()
-    for name, value in USUAL.items():
-        if name == "recipe":
-            assert value == {"objective": learner.full_recipe.objective}
-        else:
-            assert params[name] in (value, None)
-    assert params["base_samples"] is params["novel_samples"] is None
+    own = {name: value for name, value in learner.get_params().items() if value is not None and name != "recipe"}
+    assert unusual(Row("all", "dsr", params=own)) == {}
+    for name in ("base_samples", "novel_samples"):  # left open, they are `samples`
+        assert unusual(Row(name, "dsr", params={name: learner.get_params()["samples"]})) == {}
+        assert unusual(Row(name, "dsr", params={name: 7})) == {name: 7}
+    objective = learner.full_recipe.objective
+    assert unusual(Row("same", "dsr", params={"recipe": {"objective": objective}})) == {}
+    assert unusual(Row("other", "dsr", params={"recipe": {"objective": "ce"}})) == {"recipe": {"objective": "ce"}}
+    assert unusual(Row("preset", "scr", "ft", {"memory_size": 7})) == {"memory_size": 7}
 
 
 def test_plan_starts_with_one_seed_of_everything_without_exemplars_first() -> None:
@@ -133,7 +134,7 @@ def test_settings_for_all_rows_leave_each_row_what_it_is() -> None:
 
 def test_choices_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="trains each of them"):
-        plan(find("base-strategies"), Choice(weights="network.safetensors"))
+        plan(find("base-strategies"), Choice(network="network.safetensors"))
     with pytest.raises(ValueError, match="unknown row of overhead 'foo'"):
         chosen_rows(find("overhead"), ["foo"])
 
@@ -174,32 +175,70 @@ def test_results_made_for_an_experiment_may_stray_in_what_its_rows_leave_open() 
     scr = result(0.5, 0.5, method="scr", params=params, stream=dsr(0.5).stream, base={})
     assert [r.row.label for r in place(find("main-60-4-10"), [scr], loosely=True)] == ["SCR"]  # not SCR_ft
     main = find("main-60-4-10")
-    (line,) = [line for line in lines(main, place(main, [dsr(0.48, dim=64)], loosely=True)) if line.runs]
+    (line,) = ran(lines(main, place(main, [dsr(0.52, novel=0.43, dim=64)], loosely=True)))
     assert line.verdict == "reproduced; other setting"
 
 
-def test_table_has_paper_and_ours_with_difference_and_verdict() -> None:
+def ran(table: list[Line]) -> list[Line]:
+    return [line for line in table if line.runs]
+
+
+def test_table_has_paper_and_ours_with_difference_and_verdict(tmp_path: Path) -> None:
     experiment = find("main-60-4-10")
-    records = place(experiment, [dsr(0.47, order=0), dsr(0.49, order=1), dsr(0.2, weights="/there/given.safetensors")])
+    trained_here = [dsr(0.52, order=0, novel=0.42), dsr(0.54, order=1, novel=0.44)]
+    records = place(experiment, [*trained_here, dsr(0.2, weights="/there/given.safetensors")])
     table = lines(experiment, records, chosen_rows(experiment, ["dsr", "alice"]))
-    ran = [line for line in table if line.runs]
-    trained, given = ran
+    trained, given = ran(table)
     assert (trained.base, given.base) == ("sc, 100 epochs", "given.safetensors")
-    assert trained.seeds == 2
     assert trained.difference == pytest.approx(48.0 - 48.6)
     assert trained.ours["acc"].half == pytest.approx(12.7062 * 1.0)  # t(1) x std sqrt(2) / sqrt(2)
-    assert (trained.verdict, given.verdict) == ("reproduced", "below; other base network")
-    text = to_markdown(experiment, table)
-    assert "| DSR | cifar100 |  | sc, 100 epochs | 48.6 (52.4/42.9) \\| 47.2 | 48.0 ± 12.7 (48.0/48.0) \\| 48.0" in text
+    assert trained.verdict == "reproduced"
+    assert given.verdict == "below (Acc, base, novel, HM); other base network"
+    text = table_of(experiment, table).markdown()
+    assert "| DSR | cifar100 |  | sc, 100 epochs | 48.6 (52.4/42.9) \\| 47.2 | 48.0 ± 12.7 (53.0/43.0) \\| 47.5" in text
+    assert "| -0.6 | 2 | reproduced |" in text
+    assert "| -28.6 | 1 network | below" in text
     assert "| ALICE | cifar100 |  |  |  |  |  |  | not run |" in text  # empty, not guessed
     assert "| DSR | mini\\_imagenet |  |  | 50.7 (56.1/42.6) \\| 48.4 |  |  |  | not run |" in text
-    records = list(csv.DictReader(io.StringIO(to_csv(experiment, table))))
-    by_row = {(record["row"], record["dataset"], record["base"]): record for record in records}
+    files = {path.name: path for path in write_experiment(experiment, table, tmp_path)}
+    written = list(csv.DictReader(io.StringIO(files["table.csv"].read_text())))
+    by_row = {(record["row"], record["dataset"], record["base"]): record for record in written}
     ours = by_row["DSR", "cifar100", "sc, 100 epochs"]
-    assert (float(ours["ours_acc"]), ours["paper_hm"], ours["seeds"]) == (pytest.approx(48.0), "47.2", "2")
+    assert (float(ours["ours_acc"]), ours["paper_hm"], ours["runs"]) == (pytest.approx(48.0), "47.2", "2")
     assert by_row["ALICE", "cifar100", ""]["ours_acc"] == ""
-    assert to_latex(experiment, table).count(r" \\") == len(table) + 1
-    assert "<td>DSR</td>" in to_html(experiment, table)
+    assert files["table.tex"].read_text().count(r" \\") == len(table) + 1
+    assert "<td>DSR</td>" in files["table.html"].read_text()
+
+
+def test_a_verdict_needs_every_accuracy() -> None:
+    """Acc 47.6, base 60.6 and novel 34.6 beside 48.6 (52.4/42.9) 47.2: Acc alone would pass."""
+    experiment = find("main-60-4-10")
+    (line,) = ran(lines(experiment, place(experiment, [dsr(0.606, novel=0.346)])))
+    assert line.difference == pytest.approx(-1.0)
+    assert line.verdict == "differs (base, novel, HM)"
+    (strategy,) = ran(lines(find("base-strategies"), place(find("base-strategies"), [dsr(0.5)])))
+    assert strategy.cell is not None
+    assert "hm" not in strategy.cell.values  # the table prints base and novel, which say it
+    printed = strategy.cell.best("hm")
+    assert printed == pytest.approx(hm(strategy.cell.values["base"], strategy.cell.values["novel"]))
+    assert set(strategy.differences()) == {"acc", "base", "novel", "hm"}
+
+
+def test_orders_on_one_network_pretend_no_interval() -> None:
+    experiment = find("main-60-4-10")
+
+    def on_features(acc: float, order: int, network: str) -> RunResult:
+        values = dsr(acc, order).to_json()
+        origin = {"weights": f"{network}.safetensors", "sha256": network, "stages": None}
+        values |= {"seed": 0, "params": {**_usual(), "backbone": "features:160", "seed": 0}, "base": origin}
+        return RunResult.from_json({**values, "stream": {**dsr(acc, order).stream, "features": origin}})
+
+    (same,) = ran(lines(experiment, place(experiment, [on_features(0.5, order, "a") for order in (0, 1, 2)])))
+    assert (records_of(experiment, [same])[0]["runs"], same.ours["acc"].half) == ("3 orders, 1 network", None)
+    varied = [on_features(0.5 + order / 100, order, "a") for order in (0, 1, 2)]
+    (line,) = ran(lines(experiment, place(experiment, varied)))
+    assert line.ours["acc"].half == pytest.approx(4.3027 * 1.0 / 3**0.5, rel=1e-4)
+    assert line.base == "a.safetensors"
 
 
 def test_leaks_are_named_and_not_compared() -> None:
@@ -213,9 +252,15 @@ def test_leaks_are_named_and_not_compared() -> None:
 
 
 def test_missing_data_sets_are_named_once(tmp_path: Path) -> None:
-    answer = CliRunner().invoke(app, ["reproduce", "overhead", "--root", str(tmp_path), "--dry-run"])
+    runs = plan(find("overhead"), Choice(root=str(tmp_path)))
+    with pytest.raises(MissingDataError, match="none of the data sets is here"):
+        with_data(runs)
+    some = plan(find("overhead"), Choice(root=str(tmp_path), datasets=("glyphs", "cifar100"), methods=("dsr",)))
+    here, missing = with_data(some)
+    assert {run.job.dataset for run in here} == {"glyphs"}
+    assert list(missing) == ["cifar100"]
+    answer = CliRunner().invoke(app, ["reproduce", "overhead", "--root", str(tmp_path)])
     assert isinstance(answer.exception, MissingDataError)
-    assert answer.stderr.count("is left out") == 2  # two data sets, many runs
 
 
 def test_command_runs_and_finds_its_runs_again(tmp_path: Path) -> None:
@@ -236,7 +281,7 @@ def test_command_runs_and_finds_its_runs_again(tmp_path: Path) -> None:
 
 def test_misprints_are_marked_and_replaced() -> None:
     experiment = find("partition-80-2-10")
-    text = to_markdown(experiment, lines(experiment, [], chosen_rows(experiment, ["scr_ft"])))
+    text = table_of(experiment, lines(experiment, [], chosen_rows(experiment, ["scr_ft"]))).markdown()
     assert "42.7\\* (45.2/32.8) \\| 38.0" in text
     assert "49.7 (53.7/33.7) \\| 41.4\\*" in text
 
@@ -244,7 +289,7 @@ def test_misprints_are_marked_and_replaced() -> None:
 def test_verdicts_above_and_inside_the_interval() -> None:
     experiment = find("main-60-4-10")
     (above,) = [line for line in lines(experiment, place(experiment, [dsr(0.6)])) if line.runs]
-    assert above.verdict == "above"
+    assert above.verdict == "above (Acc, base, novel, HM)"
     wide = [dsr(0.40, order=0), dsr(0.48, order=1)]  # mean 44, half of the interval 50.8
     (inside,) = [line for line in lines(experiment, place(experiment, wide)) if line.runs]
     assert inside.verdict == "inside our interval"
@@ -275,9 +320,10 @@ def test_figures_are_the_same_bytes_again_and_say_when_nothing_was_run() -> None
 
 def test_table_is_rebuilt_from_results_alone(tmp_path: Path) -> None:
     experiment = find("convergence")
-    path = tmp_path / "runs" / "one" / "result.json"
-    dsr(0.31).save(path)
-    save_plan(experiment, experiment.rows, [(experiment.rows[0], None, path)], tmp_path / experiment.name)
+    dsr(0.31).save(tmp_path / "runs" / "one" / "result.json")
+    entry: JSON = {"row": "DSR", "memory": None, "result": "runs/one/result.json"}
+    plan_file = tmp_path / experiment.name / PLAN
+    write_json(plan_file, {"experiment": experiment.name, "rows": ["DSR"], "runs": [entry]})
     written = rebuild(tmp_path / experiment.name)
     assert sorted(file.name for file in written) == [
         "figure.png", "figure.svg", "table.csv", "table.html", "table.md", "table.tex"
@@ -330,84 +376,63 @@ def test_paired_test_without_spread_or_pairs() -> None:
     assert (repeated.orders, repeated.mean) == (2, pytest.approx(0.0))
 
 
-def test_given_network_serves_frozen_methods_through_the_arena(tmp_path: Path) -> None:
-    network = build("tiny_resnet18", seed=3)
-    choice = Choice(
-        small=True, methods=("ncm", "dsr", "finetune"), seeds=(0, 1), weights=str(tmp_path / "base.safetensors")
-    )
-    stream = plan(find("main-60-4-10"), choice)[0].job.stream()
-    write_tensors(tmp_path / "base.safetensors", network.state_dict(), {"classes": list(stream.blocks[0])})
+def test_given_network_keeps_its_classes_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    network = tmp_path / "base.safetensors"
+    choice = Choice(small=True, methods=("ncm", "dsr", "finetune"), seeds=(0, 1), network=str(network))
+    stream = replace(plan(find("main-60-4-10"), choice)[0].job, network_from=None).stream()
+    header: dict[str, JSON] = {"classes": list(stream.blocks[0])}
+    write_tensors(network, build("tiny_resnet18", seed=3).state_dict(), header)
     with pytest.raises(WrongBaseError, match="would come again as novel"):
-        split(plan(find("partition-40-6-10"), choice), tmp_path / "base.safetensors")
-    given = split(plan(find("main-60-4-10"), choice), tmp_path / "base.safetensors")
-    places = {name: [describe(run) for run in getattr(given, name)] for name in ("arena", "grid", "left_out")}
-    assert places == {
-        "arena": [f"{name} glyphs seed {seed}" for seed in (0, 1) for name in ("ncm", "DSR")],
-        "grid": ["finetune glyphs seed 0"],
-        "left_out": ["finetune glyphs seed 1"],  # its base classes are others
-    }
-    leaking = split(plan(find("partition-40-6-10"), choice), tmp_path / "base.safetensors", allow_leak=True)
-    assert len(leaking.arena) == 4
-    assert leaking.grid == []
-    said: list[Event] = []
-    outcomes = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, tmp_path / "features", said.append)
-    first, refined, second, _ = (outcome.result for outcome in outcomes)
-    assert refined is not None
+        with_data(plan(find("partition-40-6-10"), choice))
+    leaking = plan(find("partition-40-6-10"), replace(choice, allow_leak=True))
+    assert with_data(leaking) == (leaking, {})
+    experiment = find("main-60-4-10")
+    runs = plan(experiment, choice)
+    names = [f"{name} glyphs order {order}" for order in (0, 1) for name in ("ncm", "DSR", "finetune")]
+    assert [str(run) for run in runs] == names
+    assert {run.job.seed for run in runs} == {0}
+    outcomes = perform(experiment, chosen_rows(experiment, choice.methods), runs, tmp_path, Engine(workers=2), None)
+    assert [outcome.error for outcome in outcomes] == [None] * 6
+    found = {str(run): outcome.result for run, outcome in zip(runs, outcomes)}
+    first, second, refined = (
+        found[f"{name}"] for name in ("ncm glyphs order 0", "ncm glyphs order 1", "DSR glyphs order 0")
+    )
+    tuned = found["finetune glyphs order 1"]
     assert first is not None
     assert second is not None
-    assert refined.params["recipe"] == {"epochs": 1, "head_epochs": 1, "compile": False}
-    (line,) = [
-        line
-        for line in lines(find("main-60-4-10"), [Record(find("main-60-4-10").rows[-1], "glyphs", None, refined)])
-        if line.runs
-    ]
+    assert refined is not None
+    assert tuned is not None
+    (line,) = ran(lines(experiment, [Record(experiment.rows[-1], "glyphs", None, refined)]))
     assert line.base == "tiny_resnet18, base.safetensors, projection by sc, 1 epochs on features"
-    assert first.params["recipe"] == {}  # nothing of it is used
-    whole = run(given.arena[0].job.learner(stream.image_size), stream)
-    assert first.accuracy == whole.accuracy  # features or images, the same answers
+    params = {**first.params, "backbone": "tiny_resnet18", "weights": str(network)}
+    assert first.accuracy == run_protocol(make("ncm", **params), stream).accuracy  # features or images, the same
     assert second.session_classes[0] == first.session_classes[0]
     assert second.session_classes[1:] != first.session_classes[1:]
-    assert [event.number for event in said if event.kind == "done"] == [0, 2, 1, 3]
-    said.clear()
-    again = run_arena(given.arena, tmp_path / "base.safetensors", tmp_path, tmp_path / "features", said.append)
-    assert [event.kind for event in said] == ["cached"] * 4
-    assert [outcome.result for outcome in again] == [outcome.result for outcome in outcomes]
+    assert tuned.session_classes == second.session_classes  # through images, in the same order
+    assert tuned.base["weights"] == "base.safetensors"
 
 
-def test_dry_run_tells_what_is_there_and_how_long_the_rest_takes(tmp_path: Path) -> None:
-    command = ["reproduce", "lambda", "--scale", "small", "--seeds", "1", "--methods", "lambda = 0.5", "--dry-run"]
-    answer = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+def test_dry_run_tells_at_once_what_is_there_and_how_long_such_runs_took(tmp_path: Path) -> None:
+    command = ["reproduce", "lambda", "--scale", "small", "--seeds", "1", "--dry-run", "--out", str(tmp_path)]
+    answer = CliRunner().invoke(app, [*command, "--methods", "lambda = 0.5"])
     assert answer.exit_code == 0, answer.output
-    assert "to run" in answer.output
-    assert "1 runs: 0 finished, 1 to run; 1 base networks to train; roughly" in answer.output
+    assert "1 runs: 0 finished, 1 to run" in answer.output
     job = plan(find("lambda"), Choice(small=True, methods=("lambda = 0.5",)))[0].job
-    dsr(0.5, dataset="glyphs").save(folder_of(job, tmp_path) / "result.json")
-    answer = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
-    assert "1 runs: 1 finished, 0 to run; 0 base networks to train; roughly 0.000 s" in answer.output
+    dsr(0.5, dataset="glyphs").save(folder_of(job, tmp_path) / "result.json")  # took 12 s, its tests 0.1 s each
+    answer = CliRunner().invoke(app, [*command, "--methods", "lambda = 0.5,lambda = 0.3"])
+    assert "2 runs: 1 finished, 1 to run" in answer.output
+    assert "to run, last 12.3 s" in answer.output
+    elsewhere = ["reproduce", "main-60-4-10", "--dry-run", "--root", str(tmp_path), "--out", str(tmp_path)]
+    answer = CliRunner().invoke(app, elsewhere)  # without any of the data
+    assert answer.exit_code == 0, answer.output
+    assert "SCR 2000 cifar100 seed 2" in answer.output
 
 
-def test_cost_counts_shared_networks_once_and_believes_finished_runs() -> None:
-    jobs = [run.job for run in plan(find("lambda"), Choice(small=True, methods=("lambda = 0.5", "lambda = 0.3")))]
-    costs = [cost(job, []) for job in jobs]
-    assert base_of(jobs[0]) != base_of(jobs[1])  # the power is applied in base training too
-    assert total_seconds(jobs, [], set(), 1) == pytest.approx(sum(each.base + each.rest for each in costs))
-    assert total_seconds([jobs[0]] * 2, [], set(), 1) == pytest.approx(costs[0].base + 2 * costs[0].rest)
-    assert total_seconds(jobs, [], {base_of(job) for job in jobs}, 2) == pytest.approx(sum(c.rest for c in costs) / 2)
-    known = cost(jobs[0], [dsr(0.5, dataset="glyphs")])  # its sessions took 1 and 2 s, its tests 0.1 s each
-    assert (known.rest, known.from_results) == (pytest.approx(3.3), True)
-
-
-def test_cost_on_features_adds_up_what_each_part_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(estimate, "perf_counter", lambda: next(clock))  # every part takes a second
-    small: dict[str, JSON] = {"n_classes": 20, "train_per_class": 8, "test_per_class": 2}
-    job = Job("dsr", {"dim": 16, "backbone": "tiny_resnet18"}, dataset="glyphs", options=small, partition="60+10x4")
-    found = seconds_on_features(job, [])
-    learned = 8 * 8 / 40  # 8 novel classes of 8 images, tried on 40 rows of noise
-    tested = (12 + 14 + 16 + 18 + 20) * 2 / 40
-    assert (found.base, found.from_results) == (1, False)  # as long for more rows: it is paid once
-    assert found.rest == pytest.approx(learned + 4 + tested)  # four ends of sessions, whatever their images
-    known = seconds_on_features(job, [dsr(0.5, dataset="glyphs")])
-    assert (known.rest, known.from_results) == (pytest.approx(3.3), True)
-    with pytest.raises(TypeError, match="does not run on features"):
-        seconds_on_features(Job("scr", dataset="glyphs", options=small), [])
+def test_committed_results_of_today_are_read_with_their_old_descriptions() -> None:
+    kept = committed(Path(__file__).parents[2] / "benchmarks" / "results")
+    assert len(kept) > 100
+    text = summary(kept)
+    assert "3 orders, 1 network" in text
+    assert "± 0.0" not in text
+    assert "LEAK: trained on 20 novel classes" in text

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from nocl.cli import app
 from nocl.data import Dataset, ImageSet
 from nocl.experiments.job import Job, read_preset
-from nocl.experiments.tune import SPACES, Space, Tuning, spaces_of, tune
+from nocl.experiments.tune import Space, Tuning, spaces_of, tune
+from nocl.methods import METHODS
 from nocl.plumbing.types import JSON
 
 pytest.importorskip("optuna")
@@ -95,9 +96,13 @@ def test_spaces_are_read_and_wrong_ones_refused() -> None:
     for text in ("power", "power=", "power=2:1", "lr=0:1:log", "lr=a:b"):
         with pytest.raises(ValueError, match="space"):
             Space.parse(text)
-    with pytest.raises(ValueError, match="no search space is kept for gdumb"):
+    with pytest.raises(ValueError, match="gdumb declares no search space"):
         spaces_of("gdumb")
-    for method in SPACES:
+    with pytest.raises(ValueError, match="alice declares no search space"):  # NCM's is not its own
+        spaces_of("alice")
+    declared = [name for name, cls in METHODS.items() if "search_space" in vars(cls)]
+    assert len(declared) == 8
+    for method in declared:
         for space in spaces_of(method):  # both ends are values that the method takes
             kind = int if space.whole else float
             for value in space.choices or (kind(space.low), kind(space.high)):

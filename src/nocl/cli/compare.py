@@ -1,21 +1,18 @@
 """``nocl compare``: methods on the features of one frozen network, in one table."""
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 import typer
 
+from nocl.cli.reproduce import tell_failures
 from nocl.cli.show import shown_progress
-from nocl.data import load
-from nocl.experiments.compare import Contender, Contest, Heads, compare, course, stages_of
-from nocl.experiments.features import extract, trained_classes
+from nocl.experiments.compare import bound, jobs_of
+from nocl.experiments.grid import Engine, run_grid
+from nocl.experiments.job import Job
 from nocl.plumbing.files import write_atomically, write_json
 from nocl.report import paired as paired_test
-from nocl.report.compare import arena_numbers, arena_table
-from nocl.results import RunResult
+from nocl.report.compare import comparison_numbers, comparison_table
 
 compare_app = typer.Typer()
 
@@ -31,8 +28,8 @@ def compare_command(
     partition: Annotated[list[str] | None, typer.Option(help="Base+each x sessions in percent; repeatable.")] = None,
     orders: Annotated[int, typer.Option(min=1, help="How many orders of the novel classes.")] = 1,
     backbone: Annotated[str, typer.Option(help="The kind of network in the file.")] = "reduced_resnet18",
-    seed: Annotated[int, typer.Option(help="Seed of the learners, the same for all orders.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for results and the table.")] = Path("runs/arena"),
+    seed: Annotated[int, typer.Option(help="Random seed of the learners, the same for all orders.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for results and the table.")] = Path("runs/compare"),
     cache: Annotated[Path | None, typer.Option(help="Folder of computed features; default the user's cache.")] = None,
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Run partitions whose novel classes the network has seen; marked.")
@@ -41,50 +38,33 @@ def compare_command(
     paired: Annotated[
         bool, typer.Option("--paired", help="Test the first method against each other one over the same orders.")
     ] = False,
-    exact_batches: Annotated[
-        bool, typer.Option("--exact-batches", help="Batches of ten also for methods that do not depend on them.")
-    ] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: as the cores allow.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
 ) -> None:
     """Compare methods on identical features of one frozen network."""
-    contenders = [Contender.parse(text) for text in methods]
-    data = load(dataset, root=root)
-    trained = trained_classes(backbone_from)
-    courses = [
-        course(each, data.n_classes, order, trained, allow_leak=allow_leak)
-        for each in partition or ["60+4x10"]
-        for order in range(orders)
-    ]
-    place = cache or platformdirs.user_cache_path("nocl") / "features"
-    heads = Heads()
-
-    def contest(contender: Contender | None = None) -> Contest:
-        stages = None if contender is None else stages_of(contender, backbone, data.image_size)
-        found = extract(data, backbone_from, cache=place, backbone=backbone, stages=stages)
-        return Contest(found, backbone_from, backbone, seed, exact_batches, heads)
-
+    like = Job(
+        "ncm", {"backbone": backbone}, dataset=dataset, root=None if root is None else str(root), seed=seed,
+        device=device, network_from=str(backbone_from), feature_cache=None if cache is None else str(cache),
+        allow_leak=allow_leak,
+    )  # fmt: skip
+    partitions = partition or ["60+4x10"]
     with shown_progress():
-        results = compare(contenders, contest, courses, out / "runs")
-        bound = _bound(contest(), out / "runs" / "joint-linear-probe.json") if probe else None
-    table = arena_table(results, bound)
-    write_atomically(out / "table.md", lambda file: file.write(table.encode()))
-    write_json(out / "numbers.json", {"features": contest().data.origin, "rows": arena_numbers(results, bound)})
-    typer.echo(table)
-    for number in range(1, len(contenders) if paired else 1):
-        some = results[number * len(courses) : (number + 1) * len(courses)]
-        for each in dict.fromkeys(one.partition for one in courses):
-            first, other = (_of(each, group) for group in (results[: len(courses)], some))
-            typer.echo(f"{each} {paired_test(first, other).sentence(methods[0], methods[number])}")
-    typer.echo(f"{out / 'table.md'}\n{out / 'numbers.json'}")
-
-
-def _of(partition: str, results: Sequence[RunResult]) -> list[RunResult]:
-    return [result for result in results if result.stream["partition"] == partition]
-
-
-def _bound(contest: Contest, path: Path) -> RunResult:
-    """The probe of these features, from an earlier time if it is there."""
-    if path.exists() and RunResult.load(path).stream.get("features") == json.loads(json.dumps(contest.data.origin)):
-        return RunResult.load(path)
-    bound = contest.bound()
-    bound.save(path)
-    return bound
+        jobs = jobs_of(methods, like, partitions, orders)
+        names = [f"{text} {one} order {order}" for text in methods for one in partitions for order in range(orders)]
+        outcomes = run_grid(jobs, out, engine=Engine(workers=workers, threads=threads), names=names)
+        top = bound(like, out / "joint-linear-probe.json") if probe else None
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    if results:
+        table = comparison_table(results, top)
+        write_atomically(out / "table.md", lambda file: file.write(table.encode()))
+        write_json(out / "numbers.json", {"rows": comparison_numbers(results, top)})
+        typer.echo(table)
+        typer.echo(f"{out / 'table.md'}\n{out / 'numbers.json'}")
+    tell_failures(outcomes)
+    for one in partitions if paired else []:
+        runs = [outcome.result for outcome in outcomes if outcome.job.partition == one and outcome.result is not None]
+        first = runs[:orders]
+        for number, text in enumerate(methods[1:], 1):
+            test = paired_test(first, runs[number * orders : (number + 1) * orders])
+            typer.echo(f"{one} {test.sentence(methods[0], text)}")

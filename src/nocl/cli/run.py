@@ -19,7 +19,6 @@ from nocl.plumbing.types import JSON
 from nocl.pretrain.devices import Compute, computing
 from nocl.results import RunResult
 from nocl.run import RESULT
-from nocl.run import run as run_protocol
 
 run_app = typer.Typer()
 WHICH_METHOD = (
@@ -104,12 +103,8 @@ def run(
 def _run_job(job: Job, folder: Path) -> None:
     console = Console()
     with shown_progress():
-        stream = job.stream()
-        learner = job.learner(stream.image_size)
-        job.save(folder)
         try:
-            cache = folder.parent / "cache"
-            result = run_protocol(learner, stream, folder=folder, cache=cache, test_every=job.test_every)
+            result = job.run(folder=folder, cache=folder.parent / "cache")
         except KeyboardInterrupt:
             print(f"stopped; continue with: nocl run --resume {folder}", flush=True)
             raise

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import (
@@ -12,6 +13,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -39,7 +41,7 @@ def shown_progress() -> Iterator[None]:
 
 
 class Bar:
-    """Progress as rich's bar."""
+    """Progress as rich's bars, one for each piece of work that is open."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -47,45 +49,63 @@ class Bar:
     def start(self, description: str, total: int | None) -> int:
         return self._progress.add_task(description, total=total)
 
-    def advance(self, task: int, note: str = "") -> None:
-        self._progress.advance(task)  # type: ignore[arg-type]
+    def show(self, task: int, done: int, total: int | None) -> None:
+        self._progress.update(TaskID(task), completed=done, total=total)
 
-    def stop(self, task: int) -> None:
-        self._progress.remove_task(task)  # type: ignore[arg-type]
+    def rename(self, task: int, description: str) -> None:
+        self._progress.update(TaskID(task), description=description)
+
+    def stop(self, task: int, note: str = "") -> None:
+        if note:
+            description = next(one.description for one in self._progress.tasks if one.id == task)
+            self._progress.console.print(f"{description}: {note}", highlight=False, markup=False)
+        self._progress.remove_task(TaskID(task))
+
+
+@dataclass
+class _Line:
+    description: str
+    total: int | None
+    done: int
+    begun: float
+    said: float
 
 
 class PlainLines:
     """Progress as lines: one when work ends, and one every ten seconds in between."""
 
     def __init__(self) -> None:
-        self._tasks: dict[int, list[float]] = {}
-        self._names: dict[int, tuple[str, int | None]] = {}
+        self._tasks: list[_Line] = []
 
     def start(self, description: str, total: int | None) -> int:
-        number = len(self._names)
         now = time.monotonic()
-        self._tasks[number], self._names[number] = [0.0, now, now], (description, total)
-        return number
+        self._tasks.append(_Line(description, total, 0, now, now))
+        return len(self._tasks) - 1
 
-    def advance(self, task: int, note: str = "") -> None:
-        state = self._tasks[task]
-        state[0] += 1
-        if time.monotonic() - state[2] >= SECONDS_BETWEEN_LINES:
-            state[2] = time.monotonic()
-            self._say(task)
+    def show(self, task: int, done: int, total: int | None) -> None:
+        line = self._tasks[task]
+        line.done, line.total = done, total
+        if time.monotonic() - line.said >= SECONDS_BETWEEN_LINES:
+            line.said = time.monotonic()
+            self._say(line)
 
-    def stop(self, task: int) -> None:
-        self._say(task)
-        del self._tasks[task]
+    def rename(self, task: int, description: str) -> None:
+        line = self._tasks[task]
+        if line.description != description:  # what is left is guessed from the time of this step alone
+            line.description, line.begun = description, time.monotonic()
 
-    def _say(self, task: int) -> None:
-        done, begun, _ = self._tasks[task]
-        description, total = self._names[task]
-        elapsed = time.monotonic() - begun
-        of = "" if total is None else f"/{total}"
-        rate = f", {done / elapsed:,.0f}/s" if done > elapsed > 0 else ""
-        left = f", about {elapsed / done * (total - done):.0f} s left" if total and 0 < done < total else ""
-        print(f"{description}: {done:.0f}{of} in {elapsed:.0f} s{rate}{left}", file=sys.stderr, flush=True)
+    def stop(self, task: int, note: str = "") -> None:
+        self._say(self._tasks[task], note)
+
+    def _say(self, line: _Line, note: str = "") -> None:
+        elapsed = time.monotonic() - line.begun
+        of = "" if line.total is None else f"/{line.total}"
+        rate = f", {line.done / elapsed:,.0f}/s" if line.done > elapsed > 0 else ""
+        left = ""
+        if line.total and 0 < line.done < line.total:
+            left = f", about {elapsed / line.done * (line.total - line.done):.0f} s left"
+        text = note or f"{line.done}{of} in {elapsed:.0f} s{rate}{left}"
+        print(f"{line.description}: {text}", file=sys.stderr, flush=True)
 
 
 def session_table(result: RunResult) -> Table:

@@ -114,6 +114,11 @@ class Dataset:
             raise ValueError(f"{self.name}: images are {height}x{width}; learners take square ones")
         return height
 
+    @property
+    def made_by(self) -> dict[str, JSON]:
+        """What made the rows, where they are not the images themselves; part of every stream's description."""
+        return {}
+
     @cached_property
     def fingerprint(self) -> str:
         """Content hash of both splits: results made from different pixels never share a cache."""

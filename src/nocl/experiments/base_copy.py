@@ -7,15 +7,13 @@ the pseudo-base part has never met the pseudo-novel classes nor the held-out ima
 in the copy as they do in the real run.
 """
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from nocl.data import Dataset, ImageSet
 from nocl.plumbing.seeding import generator
-from nocl.plumbing.types import JSON
 
 PARTITION = "60+10x4"  # of the base classes: 60 % pseudo-base, then four sessions
 
@@ -43,31 +41,3 @@ def base_only(data: Dataset, classes: Sequence[int], *, holdout: float = 0.2, se
         tuple(data.class_names[c] for c in classes),
         {"of": data.name, "fingerprint": data.fingerprint, "classes": list(classes), "holdout": holdout, "seed": seed},
     )
-
-
-def search(
-    start: dict[str, JSON],
-    rounds: Sequence[Mapping[str, Sequence[JSON]]],
-    evaluate: Callable[[dict[str, JSON]], float],
-    *,
-    margin: float = 0.0,
-) -> tuple[dict[str, JSON], list[dict[str, JSON]]]:
-    """The best settings found by one round after another, and every trial with its ``value``.
-
-    A round tries all combinations of its choices with everything else as the rounds before left it. The first that
-    comes within ``margin`` of the best wins, so list the simplest first and let the margin be what chance can do.
-
-    >>> search({"a": 0, "b": 0}, [{"a": [1, 2]}, {"b": [3]}], lambda p: p["a"] + p["b"])[0]
-    {'a': 2, 'b': 3}
-    """
-    trials: list[dict[str, JSON]] = []
-    best = dict(start)
-    for choices in rounds:
-        tried: list[tuple[float, dict[str, JSON]]] = []
-        for values in itertools.product(*choices.values()):
-            settings = {**best, **dict(zip(choices, values))}
-            tried.append((evaluate(settings), settings))
-            trials.append({**settings, "value": tried[-1][0]})
-        enough = max(value for value, _ in tried) - margin
-        best = next(settings for value, settings in tried if value >= enough)
-    return best, trials

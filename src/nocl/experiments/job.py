@@ -1,11 +1,19 @@
-"""One run as a plain description: what to build and on what, enough to do it again, and nothing measured yet."""
+"""One run as a plain description: what to build and on what, enough to do it again, and nothing measured yet.
+
+Every command describes its runs this way and performs them by :meth:`Job.run`: `nocl run`, `compare`, `reproduce`,
+`tune`, on this machine or on a cluster.
+"""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeGuard
 
 from nocl import data
+from nocl.data.features import extract, trained_classes
+from nocl.experiments.base_copy import base_only
+from nocl.experiments.on_network import stream_on_network
 from nocl.learner import FrozenLearner, Learner
 from nocl.methods import METHODS, make
 from nocl.nets.engine import engine_named
@@ -13,15 +21,34 @@ from nocl.plumbing.files import digest, file_digest, write_json
 from nocl.plumbing.parameters import check_values
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
+from nocl.pretrain import trains_on_features
+from nocl.results import RunResult
+from nocl.run import run
 from nocl.streams import Stream, arrange, class_incremental, parse_plan
 
 FILE = "run.json"
 PRESET = "nocl preset"
+FEATURES_AT_ONCE = 500  # learned together by methods whose answer does not depend on it
+TESTED_AT_ONCE = 2000  # features; of images, as many as `run` takes by default
+_NOT_IDENTITY = ("root", "device", "feature_cache", "allow_leak")
+_UNSET: dict[str, JSON] = {  # left out where they have this value, so that runs of before keep their names
+    "engine": "torch", "arrivals": "", "test_every": 0, "network_from": None, "copy_partition": None,
+    "copy_holdout": 0.2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Job:
-    """A method on a stream. ``root`` says where the data lie and ``device`` where to compute; neither is identity."""
+    """A method on a stream.
+
+    ``network_from`` names a network's file. Its classes stay the base classes, so that ``order_seed`` permutes the
+    classes that follow, and no network is trained: methods on a frozen network run on features that are computed once
+    and kept, the others get the network as their weights. Classes of that network that would come as novel ones are
+    refused unless ``allow_leak``, and results say how many they are. ``copy_partition`` runs on the small copy of the
+    problem that is made of the base classes' training images alone, for choosing parameters.
+
+    ``root``, ``feature_cache`` and ``device`` say where data lie and where to compute. They are not identity.
+    """
 
     method: str
     params: dict[str, JSON] = field(default_factory=dict)
@@ -38,6 +65,11 @@ class Job:
     engine: str = "torch"  # what runs a frozen network: torch or onnx, see nocl.nets.engine
     arrivals: str = ""  # another stream than that of ``partition``: ``si_blurry:sessions=5``, see nocl.arrivals
     test_every: int = 0  # images between tests in the middle of sessions; 0: tests at their ends only
+    network_from: str | None = None
+    feature_cache: str | None = None  # None: the user's cache
+    allow_leak: bool = False
+    copy_partition: str | None = None
+    copy_holdout: float = 0.2  # the part of each class in that copy that is tested on
 
     def __post_init__(self) -> None:
         """A wrong name is an error before any data are loaded."""
@@ -46,27 +78,82 @@ class Job:
         if self.test_every < 0:
             raise ValueError(f"test_every must be 0 or more images, not {self.test_every}")
         check_values(by_name(self.method, METHODS, "method"), {**self._preset(), **self.params})
+        if self.arrivals and (self.network_from or self.copy_partition):
+            raise ValueError(f"arrivals={self.arrivals!r}: only a stream by partition knows given networks and tuning")
+        if self.network_from is not None and self.chosen().get("weights"):
+            raise ValueError("a run takes its network from one file: give network_from or the parameter weights")
+        if self.copy_partition is not None and (self.network_from or self.chosen().get("weights")):
+            raise ValueError(
+                "a given network has seen the classes that tuning holds out as novel: leave --backbone-from out, "
+                "so that one is trained without them"
+            )
+
+    def run(
+        self,
+        *,
+        folder: Path | None = None,
+        cache: Path | None = None,
+        on_session: Callable[[RunResult], None] | None = None,
+    ) -> RunResult:
+        """Perform the run; arguments as of :func:`nocl.run.run`. With a folder it goes on where it stood."""
+        stream = self.stream()
+        learner = self.learner(stream.image_size)
+        if folder is not None:
+            self.save(folder)
+        more: dict[str, Any] = {"test_batch": TESTED_AT_ONCE} if stream.data.made_by else {}
+        return run(
+            learner, stream, folder=folder, cache=cache, on_session=on_session, test_every=self.test_every, **more
+        )
 
     def stream(self) -> Stream:
         """The stream, its data loaded."""
-        images = data.load(self.dataset, root=None if self.root is None else Path(self.root), **self.options)
-        order_seed = self.seed if self.order_seed is None else self.order_seed
+        images = self.images()
         if self.arrivals:
             return arrange(
-                images, self.arrivals, order_seed=order_seed, seed=self.seed,
-                batch_size=self.batch_size, base_batch_size=self.base_batch_size,
+                images, self.arrivals, order_seed=self._order(), seed=self.seed, batch_size=self.batch_size,
+                base_batch_size=self.base_batch_size,
             )  # fmt: skip
-        return class_incremental(
-            images, partition=self.partition, order_seed=order_seed,
-            batch_size=self.batch_size, base_batch_size=self.base_batch_size,
+        if self.network_from is None:
+            stream = self._cut(images, self.partition)
+            if self.copy_partition is None:
+                return stream
+            copied = base_only(images, stream.blocks[0], holdout=self.copy_holdout, seed=self.seed)
+            return self._cut(copied, self.copy_partition)
+        network = Path(self.network_from)
+        learner = self._on_images(images.image_size)
+        if not takes_features(learner):
+            return self._cut_on(network, images)
+        cache = None if self.feature_cache is None else Path(self.feature_cache)
+        features = extract(
+            images, network, cache=cache, backbone=learner.backbone, stages=learner.stages, device=self.device,
+            engine=self.engine,
         )  # fmt: skip
+        rows = None if learner.depends_on_batching else max(self.batch_size, FEATURES_AT_ONCE)
+        return self._cut_on(network, features, allow_leak=self.allow_leak, rows_at_once=rows)
+
+    def images(self) -> data.Dataset:
+        """The data set."""
+        return data.load(self.dataset, root=None if self.root is None else Path(self.root), **self.options)
+
+    def check_order(self) -> None:
+        """Refuse a given network whose classes this stream would bring as novel ones, before anything is computed."""
+        images = self.images()
+        if self.network_from is not None:
+            allowed = self.allow_leak and self.on_features()
+            self._cut_on(Path(self.network_from), images, allow_leak=allowed)
 
     def learner(self, image_size: int) -> Learner:
-        """The learner, for images of that size."""
-        learner = make(self.method, **{"image_size": image_size, "seed": self.seed, **self.chosen()})
+        """The learner, for images of that size or for their features."""
+        learner = self._on_images(image_size)
+        if self.network_from is not None:
+            learner = make(self.method, **{**self._arguments(image_size), **self._given(learner)})
         if isinstance(learner, FrozenLearner):
             learner.engine = engine_named(self.engine)
         return learner.to(self.device)
+
+    def on_features(self) -> bool:
+        """Whether the run needs no more of the images than the features of the given network."""
+        return self.network_from is not None and takes_features(self._on_images(32))
 
     def chosen(self) -> dict[str, JSON]:
         """Parameters that are not the method's defaults. What the user set stands over the preset."""
@@ -75,20 +162,22 @@ class Job:
     def name(self) -> str:
         """A folder name: readable, and different for different runs."""
         method = self.method.replace(":", ".").replace("/", "-")
+        dataset = self.dataset.replace(":", ".").replace("/", "-")
+        order = "" if self.order_seed is None else f"-order{self.order_seed}"
         kind = self.arrivals.partition(":")[0] or self.partition
-        return f"{method}-{self.dataset}-{kind}-seed{self.seed}-{self.digest()[:8]}"
+        return f"{method}-{dataset}-{kind}-seed{self.seed}{order}-{self.digest()[:8]}"
 
     def digest(self) -> str:
-        """Content hash of everything that decides the result; a weights file counts by what it holds."""
-        identity: dict[str, JSON] = {k: v for k, v in asdict(self).items() if k not in ("root", "device")}
-        for name in ("arrivals", "test_every"):  # so that runs without them keep their names
-            if not identity[name]:
-                del identity[name]
-        if self.engine == "torch":
-            del identity["engine"]
-        weights = self.params.get("weights")
-        if isinstance(weights, str) and Path(weights).is_file():
-            identity["params"] = {**self.params, "weights": file_digest(Path(weights))}
+        """Content hash of everything that decides the result; a network's file counts by what it holds."""
+        identity: dict[str, JSON] = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in _NOT_IDENTITY and _UNSET.get(name, ...) != value
+        }
+        if self.network_from is not None:
+            identity["network_from"] = _content(self.network_from)
+        if isinstance(weights := self.params.get("weights"), str):
+            identity["params"] = {**self.params, "weights": _content(weights)}
         return digest(identity)
 
     def save(self, folder: Path) -> None:
@@ -113,6 +202,45 @@ class Job:
         """The same job with some fields replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def _on_images(self, image_size: int) -> Learner:
+        return make(self.method, **self._arguments(image_size))
+
+    def _given(self, learner: Learner) -> dict[str, JSON]:
+        """What puts the learner on the given network: its features, of the stages that the learner takes, or itself."""
+        if not takes_features(learner):
+            return {"weights": self.network_from}
+        kept = {name: value for name, value in learner.get_params().items() if name == "stages" and value is not None}
+        return {"backbone": f"features:{learner.feature_dim}", **kept}
+
+    def _arguments(self, image_size: int) -> dict[str, JSON]:
+        return {"image_size": image_size, "seed": self.seed, **self.chosen()}
+
+    def _cut(self, images: data.Dataset, partition: str) -> Stream:
+        return class_incremental(
+            images,
+            partition=partition,
+            batch_size=self.batch_size,
+            base_batch_size=self.base_batch_size,
+            order_seed=self._order(),
+        )
+
+    def _cut_on(
+        self, network: Path, images: data.Dataset, *, allow_leak: bool = False, rows_at_once: int | None = None
+    ) -> Stream:
+        return stream_on_network(
+            images,
+            trained_classes(network) or (),
+            partition=self.partition,
+            batch_size=self.batch_size,
+            base_batch_size=self.base_batch_size,
+            order_seed=self._order(),
+            allow_leak=allow_leak,
+            rows_at_once=rows_at_once,
+        )
+
+    def _order(self) -> int:
+        return self.seed if self.order_seed is None else self.order_seed
+
     def _preset(self) -> dict[str, JSON]:
         if self.preset is None:
             return {}
@@ -120,6 +248,17 @@ class Job:
         if self.preset not in presets:
             raise UnknownNameError(unknown(self.preset, presets, f"preset of {self.method}"))
         return presets[self.preset]
+
+
+def takes_features(learner: Learner) -> TypeGuard[FrozenLearner]:
+    """Whether a learner asks no more of the images than their features, the base session included."""
+    if not isinstance(learner, FrozenLearner) or learner.sees_images:
+        return False
+    return not learner.needs_heads() or trains_on_features(learner.full_recipe)
+
+
+def _content(path: str) -> str:
+    return file_digest(Path(path)) if Path(path).is_file() else path
 
 
 def over(preset: dict[str, JSON], params: dict[str, JSON]) -> dict[str, JSON]:

@@ -5,13 +5,19 @@ Methods that expand features or measure with a covariance of each class are not 
 """
 
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nocl.data.features import FeatureData, tensors
+from nocl.metrics import answers_row
 from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
+from nocl.results import RunResult, environment, peak_memory
 
+PROBE = "joint linear probe"
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # on |W|^2 / 2, with the mean loss of standardised features
 
 
@@ -73,3 +79,35 @@ def _fit(z: Tensor, y: Tensor, start: Tensor, penalty: float, iterations: int) -
     with torch.enable_grad():
         optimizer.step(loss)
     return solution.detach()
+
+
+def joint_probe(data: FeatureData, *, seed: int = 0) -> RunResult:
+    """The probe as a run of one session that brings all classes."""
+    start = perf_counter()
+    labels = tuple(range(data.n_classes))
+    probe = linear_probe(*tensors(data.train), data.n_classes, seed=seed)
+    seconds = perf_counter() - start
+    start = perf_counter()
+    z, y = tensors(data.test)
+    tested = answers_row(y, probe.score(z).argmax(1), [labels])
+    about: dict[str, JSON] = {"dataset": data.name, "fingerprint": data.fingerprint, "partition": "all at once"}
+    accuracies: dict[str, JSON] = {f"{penalty:g}": value for penalty, value in probe.accuracies.items()}
+    return RunResult(
+        method=PROBE,
+        params={"penalty": probe.penalty},
+        tags={"stores_exemplars": True, "uses_boundaries": False},
+        stream={**about, **data.made_by},
+        seed=seed,
+        session_classes=(labels,),
+        accuracy=(tested.sessions,),
+        class_accuracy=(tested.classes,),
+        confusion=(tested.confusion,),
+        seconds=(seconds,),
+        test_seconds=(perf_counter() - start,),
+        peak_memory=peak_memory(),
+        state_bytes={"network": 0, "statistics": probe.weight.nbytes + probe.bias.nbytes, "exemplars": 0},
+        base=dict(data.origin or {}),
+        environment=environment(),
+        log={"held_out_accuracy": accuracies},
+        finished=True,
+    )

@@ -1,39 +1,27 @@
 """Choosing hyper-parameters with Optuna on the base session alone; no novel class and no test image is touched.
 
-Each trial runs the whole protocol on the small copy of the problem that ``base_copy`` makes of the base classes'
+Each trial is an ordinary :class:`Job` on the small copy of the problem that ``base_copy`` makes of the base classes'
 training images: some of the classes are its base, the rest come in sessions. The first trial is the method's own
 defaults. The study lies in a folder, goes on there after a stop, and ends in a preset file for ``nocl run --preset``.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nocl.data import Dataset
-from nocl.experiments.base_copy import PARTITION, base_only
+from nocl.experiments.base_copy import PARTITION
 from nocl.experiments.job import PRESET, Job, over, parse_settings
 from nocl.learner import Learner
-from nocl.methods import make
+from nocl.methods import METHODS
 from nocl.plumbing.files import digest, write_json
-from nocl.plumbing.registry import UnknownNameError, unknown
+from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
 from nocl.results import RunResult
-from nocl.run import run
-from nocl.streams import Stream, class_incremental
 
 METRICS = ("acc", "hm", "average")
-SPACES: dict[str, tuple[str, ...]] = {  # what is worth choosing; anything else by --space
-    "acil": ("gamma=0.001:100:log",),
-    "dsr": ("power=0.2:1", "rho=0.001:1:log", "outer_lr=0.001:0.1:log", "iterations=5:50:int"),
-    "fecam": ("power=0.2:1", "alpha1=0.1:10:log", "alpha2=0.1:10:log"),
-    "finetune": ("lr=0.0001:0.1:log",),
-    "ncm": ("power=0.2:1", "metric=cosine,euclidean"),
-    "ranpac": ("ridge=0.01:1000000:log", "scaled=false,true"),
-    "rda": ("power=0.2:1", "prior=0.3:30:log", "ridge=0.0001:0.1:log"),
-    "slda": ("power=0.2:1", "shrinkage=0.00001:0.1:log"),
-}
 
 
 @dataclass(frozen=True)
@@ -99,33 +87,27 @@ class Tuning:
 
 
 def spaces_of(method: str, texts: Sequence[str] = ()) -> list[Space]:
-    """The given spaces, or those kept for the method."""
-    if not texts and method not in SPACES:
-        raise ValueError(f"no search space is kept for {method}; give one or more with --space name=low:high")
-    return [Space.parse(text) for text in texts or SPACES[method]]
+    """The given spaces, or those that the method declares."""
+    own = vars(by_name(method, METHODS, "method")).get("search_space", ())  # a subclass may lack the parameters
+    if not texts and not own:
+        raise ValueError(f"{method} declares no search space; give one or more with --space name=low:high")
+    return [Space.parse(text) for text in texts or own]
 
 
 def tune(job: Job, spaces: Sequence[Space], folder: Path, tuning: Tuning = Tuning()) -> Path:  # noqa: B008
     """Run the trials that are missing in ``folder`` and write ``preset.json`` there; returns its path."""
     optuna = _optuna()
-    if job.chosen().get("weights"):
-        raise ValueError(
-            "a given network has seen the classes that tuning holds out as novel: leave --backbone-from out, "
-            "so that one is trained without them"
-        )
-    stream = job.stream()
-    images = base_only(stream.data, stream.blocks[0], holdout=tuning.holdout, seed=job.seed)
-    about = _about(job, spaces, tuning, images)
+    trial_job = replace(job, copy_partition=tuning.partition, copy_holdout=tuning.holdout)
+    stream = trial_job.stream()
+    about = _about(job, spaces, tuning, stream.data)
     study = _study(optuna, folder, about)
-    learner = _learner(job, images.image_size, {})
     if not study.trials:
-        study.enqueue_trial(_defaults(learner, spaces))
+        study.enqueue_trial(_defaults(trial_job.learner(stream.image_size), spaces))
 
     def value(trial: Any) -> float:
         settings = {space.name: space.suggest(trial) for space in spaces}
-        copy = _pseudo(job, images, tuning)
-        result = run(_learner(job, images.image_size, _nested(settings)), copy, cache=folder / "cache")
-        return _measure(result, tuning.metric)
+        tried = replace(trial_job, params=over(job.params, _nested(settings)))
+        return _measure(tried.run(cache=folder / "cache"), tuning.metric)
 
     states = optuna.trial.TrialState
     while _count(study, states.COMPLETE) < tuning.trials:
@@ -134,18 +116,6 @@ def tune(job: Job, spaces: Sequence[Space], folder: Path, tuning: Tuning = Tunin
         if (failed := _count(study, states.FAIL)) >= 2 * tuning.trials:
             raise RuntimeError(f"{failed} trials failed: narrow the space; the reasons are in the messages above")
     return _write_preset(job, study, folder, about)
-
-
-def _pseudo(job: Job, images: Dataset, tuning: Tuning) -> Stream:
-    return class_incremental(
-        images, partition=tuning.partition, batch_size=job.batch_size, base_batch_size=job.base_batch_size,
-        order_seed=job.seed,
-    )  # fmt: skip
-
-
-def _learner(job: Job, image_size: int, settings: dict[str, JSON]) -> Learner:
-    params = {"image_size": image_size, "seed": job.seed, **over(job.chosen(), settings)}
-    return make(job.method, **params).to(job.device)
 
 
 def _nested(settings: dict[str, JSON]) -> dict[str, JSON]:

@@ -56,6 +56,7 @@ class ACIL(FrozenLearner):
     depends_on_batching: ClassVar[bool] = False
     presets: ClassVar[dict[str, dict[str, JSON]]] = PRESETS
     check_params: ClassVar[dict[str, JSON]] = {"expansion": 64}
+    search_space = ("gamma=0.001:100:log",)
 
     def __init__(
         self,

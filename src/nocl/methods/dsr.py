@@ -43,7 +43,7 @@ projected values, N rows.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self, Unpack
+from typing import Annotated, ClassVar, Literal, Self, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -155,6 +155,13 @@ class DSR(FrozenLearner):
     check_params = {"dim": 32, "iterations": 3, "samples": 5}  # noqa: RUF012
 
     pending_: Tensor  # int64 [], batches observed since the last refinement
+    stands_in: ClassVar[dict[str, str]] = {"base_samples": "samples", "novel_samples": "samples"}
+    search_space = (
+        "power=0.2:1",
+        "rho=0.001:1:log",
+        "outer_lr=0.001:0.1:log",
+        "iterations=5:50:int",
+    )
 
     def __init__(
         self,

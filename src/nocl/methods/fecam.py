@@ -67,6 +67,7 @@ class FeCAM(FrozenLearner):
 
     common_: Tensor  # float64 [d, d], the authors' shared covariance
     n_common_: Tensor  # int64 [], classes in it
+    search_space = ("power=0.2:1", "alpha1=0.1:10:log", "alpha2=0.1:10:log")
 
     def __init__(
         self,

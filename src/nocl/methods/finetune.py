@@ -33,6 +33,8 @@ class Finetune(Learner):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
+    search_space = ("lr=0.0001:0.1:log",)
+
     def __init__(
         self,
         *,

@@ -54,6 +54,7 @@ class NCM(FrozenLearner):
 
     depends_on_batching: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
+    search_space = ("power=0.2:1", "metric=cosine,euclidean")
 
     def __init__(
         self,

@@ -58,6 +58,7 @@ class RanPAC(FrozenLearner):
     check_params: ClassVar[dict[str, JSON]] = {"expansion": 64}
 
     ridge_: Tensor  # float64 [], in use
+    search_space = ("ridge=0.01:1000000:log", "scaled=false,true")
 
     def __init__(
         self,

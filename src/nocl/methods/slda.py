@@ -57,6 +57,7 @@ class SLDA(FrozenLearner):
 
     samples_: Tensor  # int64 [], t: the samples in the scatter
     fixed_: Tensor  # bool [], the covariance changes no more
+    search_space = ("power=0.2:1", "shrinkage=0.00001:0.1:log")
 
     def __init__(
         self,

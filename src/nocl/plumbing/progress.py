@@ -19,12 +19,16 @@ class Reporter(Protocol):
         """Begin a piece of work; returns its number."""
         ...
 
-    def advance(self, task: int, note: str = "") -> None:
-        """One more step done, with an optional remark such as a loss."""
+    def show(self, task: int, done: int, total: int | None) -> None:
+        """So many steps are done."""
         ...
 
-    def stop(self, task: int) -> None:
-        """The work is over, whole or not."""
+    def rename(self, task: int, description: str) -> None:
+        """The piece of work is now about something else, such as its next step."""
+        ...
+
+    def stop(self, task: int, note: str = "") -> None:
+        """The work is over, whole or not, with an optional remark."""
         ...
 
 
@@ -41,6 +45,11 @@ def reporting(reporter: Reporter) -> Iterator[None]:
         _reporter.reset(token)
 
 
+def current() -> Reporter | None:
+    """Where progress goes now; None: nowhere."""
+    return _reporter.get()
+
+
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
     """Iterate as before, reporting each step.
 
@@ -55,9 +64,9 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
         total = len(items)
     task = reporter.start(description, total)
     try:
-        for item in items:
+        for done, item in enumerate(items, 1):
             yield item
-            reporter.advance(task)
+            reporter.show(task, done, total)
     finally:
         reporter.stop(task)
 

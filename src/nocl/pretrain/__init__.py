@@ -5,7 +5,7 @@ loss; the *training* loop knows neither, is resumable after every epoch and keep
 here evaluates or ever sees a novel class.
 """
 
-from nocl.pretrain.heads import heads_on_features
+from nocl.pretrain.heads import heads_on_features, trains_on_features
 from nocl.pretrain.objectives import OBJECTIVES, Contrastive, CrossEntropy, Objective, Strategy
 from nocl.pretrain.recipe import Recipe
 from nocl.pretrain.training import Trained, WrongBaseError, load_weights, train_base
@@ -22,4 +22,5 @@ __all__ = [
     "heads_on_features",
     "load_weights",
     "train_base",
+    "trains_on_features",
 ]

@@ -1,17 +1,49 @@
 """Projection and heads alone, trained on features where no images are at hand."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from nocl.nets import Backbone
+from nocl.plumbing.files import read_tensors, write_tensors
 from nocl.plumbing.progress import track
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
 from nocl.pretrain.objectives import ABSENT, OBJECTIVES, Strategy
 from nocl.pretrain.recipe import Recipe
 from nocl.pretrain.steps import check_finite, learning_rate, optimizer_of
 
 HEAD_BATCH = 100  # the paper's base batch
+ON_FEATURES = "trained on features, one view of each image"  # what a result says of such heads
+
+
+def trains_on_features(recipe: Recipe) -> bool:
+    """Whether the recipe's heads can do without images: rotations, mixtures and objectives of one's own cannot."""
+    return issubclass(by_name(recipe.objective, OBJECTIVES, "objective"), Strategy) and "+" not in recipe.objective
+
+
+def kept_heads(
+    path: Path | None, key: dict[str, JSON], network: Backbone, features: Callable[[], tuple[Tensor, Tensor]],
+    recipe: Recipe, *, n_classes: int, seed: int,
+) -> tuple[Strategy, list[float]]:  # fmt: skip
+    """The heads kept in that file, or :func:`heads_on_features` written into it; ``key`` is all that decides them."""
+    if path is not None and path.exists():
+        tensors, header = read_tensors(path)
+        if header.get("key") != key:
+            raise ValueError(f"{path} was trained with other settings than its name says; delete it to train again")
+        objective = _objective(network, network.feature_dim(0), recipe, n_classes, seed)
+        objective.load_state_dict(tensors)
+        losses = header.get("losses")
+        kept = [float(str(loss)) for loss in losses] if isinstance(losses, list) else []
+        return objective.to(network.mean.device).eval(), kept
+    z, y = features()
+    objective, trained = heads_on_features(network, z, y, recipe, n_classes=n_classes, seed=seed)
+    if path is not None:
+        write_tensors(path, objective.state_dict(), {"kind": "nocl heads", "key": key, "losses": list(trained)})
+    return objective, trained
 
 
 def heads_on_features(
@@ -23,13 +55,7 @@ def heads_on_features(
     each image has the one view that its feature is of, so ``augment`` and ``head_rounds`` have no meaning, a
     contrastive loss compares different images of a class alone, and rotations or mixtures cannot be had.
     """
-    factory = by_name(recipe.objective, OBJECTIVES, "objective")
-    if not issubclass(factory, Strategy) or "+" in recipe.objective:
-        raise ValueError(
-            f"objective {recipe.objective!r} needs images and only features are here: "
-            "set recipe.objective to ce or sc, or train on images"
-        )
-    objective = factory.build(network, z.shape[1], n_classes, seed, recipe).to(z.device)
+    objective = _objective(network, z.shape[1], recipe, n_classes, seed).to(z.device)
     return objective, fit_heads(objective, z, y, recipe, seed)
 
 
@@ -56,3 +82,13 @@ def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: i
     optimizer.zero_grad(set_to_none=True)
     objective.eval()
     return losses
+
+
+def _objective(network: Backbone, dim: int, recipe: Recipe, n_classes: int, seed: int) -> Strategy:
+    factory = by_name(recipe.objective, OBJECTIVES, "objective")
+    if not trains_on_features(recipe) or not issubclass(factory, Strategy):
+        raise ValueError(
+            f"objective {recipe.objective!r} needs images and only features are here: "
+            "set recipe.objective to ce or sc, or train on images"
+        )
+    return factory.build(network, dim, n_classes, seed, recipe)

@@ -21,7 +21,7 @@ from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, BaseSession, Batch
 from nocl.pretrain.augment import Augment
 from nocl.pretrain.devices import Worker, current
-from nocl.pretrain.heads import heads_on_features
+from nocl.pretrain.heads import ON_FEATURES, kept_heads
 from nocl.pretrain.objectives import OBJECTIVES, Extractor, Objective
 from nocl.pretrain.recipe import Recipe
 from nocl.pretrain.steps import check_finite, learning_rate, optimizer_of
@@ -70,7 +70,7 @@ def train_base(
     if isinstance(network, StoredFeatures):
         if weights is not None:
             raise ValueError(f"stored features take no weights ({weights.name}): some network has made them already")
-        return _heads_of_stored(network, base, recipe, classes, seed, train_heads)
+        return _heads_of_stored(network, base, recipe, classes, seed, train_heads, workdir)
     origin: dict[str, JSON] = {}
     if weights is not None and str(weights) == PRETRAINED:
         origin = load_pretrained(network, name)
@@ -98,17 +98,27 @@ def train_base(
 
 def _heads_of_stored(
     network: StoredFeatures, base: Iterable[Batch], recipe: Recipe, classes: tuple[int, ...], seed: int,
-    train_heads: bool,
+    train_heads: bool, workdir: Path | None,
 ) -> Trained:  # fmt: skip
     """The base session of a network that hands features through: projection and heads alone, if they are wanted."""
+    described = base.describe() if isinstance(base, BaseSession) else None
+    made_by = (described or {}).get("features")
+    origin: dict[str, JSON] = dict(made_by) if isinstance(made_by, dict) else {}
     if not train_heads:
-        return Trained(Objective(network, network.dim, len(classes), seed), {"recipe": None}, [])
+        return Trained(Objective(network, network.dim, len(classes), seed), {**origin, "recipe": None}, [])
+    wanted = recipe.heads_to_json()
+    key: dict[str, JSON] = {"base": described, "seed": seed, "recipe": wanted, "classes": list(classes)}
+    path = None if workdir is None or described is None else workdir / f"heads-{digest(key)}.safetensors"
     target = {label: i for i, label in enumerate(classes)}
-    batches = list(_epoch_of(base, 0))
-    z = torch.cat([network.read(x, 0) for x, _ in batches])
-    y = torch.tensor([target[int(label)] for _, labels in batches for label in labels], device=z.device)
-    objective, losses = heads_on_features(network, z, y, recipe, n_classes=len(classes), seed=seed)
-    return Trained(objective, {"recipe": recipe.heads_to_json()}, losses)
+
+    def features() -> tuple[Tensor, Tensor]:
+        batches = list(_epoch_of(base, 0))
+        z = torch.cat([network.read(x, 0) for x, _ in batches])
+        return z, torch.tensor([target[int(label)] for _, y in batches for label in y], device=z.device)
+
+    with _alone(path):
+        objective, losses = kept_heads(path, key, network, features, recipe, n_classes=len(classes), seed=seed)
+    return Trained(objective, {**origin, "key": digest(key), "recipe": wanted, "heads": ON_FEATURES}, losses)
 
 
 def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = None) -> dict[str, JSON]:

@@ -17,6 +17,9 @@ from nocl.plumbing.types import JSON
 from nocl.results import RunResult
 
 ORDER_KEYS = frozenset({"seed", "order_seed", "order", "class_order", "classes", "sessions", "session_classes"})
+SPEED_KEYS = frozenset({"rows_at_once"})
+LEAK = "novel_classes_in_network"
+NO_SPREAD = 1e-3  # of the mean: an interval of orders that is narrower is rounding, not an interval
 BASE_KEYS = ("recipe", "epochs")
 
 
@@ -67,6 +70,8 @@ class Summary:
     def note(self) -> str:
         """What a reader must know about this row; empty if all is well."""
         notes = []
+        if leaked := self.first.stream.get(LEAK):
+            notes.append(f"LEAK: the network was trained on {leaked} of the novel classes")
         if not self.first.finished:
             notes.append(f"unfinished: {len(self.first.accuracy) - 1} of {len(self.first.sizes) - 1} sessions")
         if len(self.runs) > self.seeds:
@@ -112,9 +117,19 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def seed_pair(result: RunResult) -> tuple[int, str]:
-    """What makes two runs of a group different draws: the run's seed, its class order and its stream's seed."""
-    order, drawn = result.stream.get("order_seed"), result.stream.get("seed")
-    return result.seed, text(order) if drawn is None else f"{text(order)} {text(drawn)}"
+    """What makes two runs of a group different draws: the run's seed, class order, the stream's seed and given network."""
+    parts = [result.stream.get(name) for name in ("order_seed", "seed")]
+    order = " ".join(text(part) for part in parts[: 1 if parts[1] is None else 2])
+    return result.seed, order + (f" {_weights(result)}" if "features" in result.stream else "")
+
+
+def draws(runs: Sequence[RunResult]) -> str:
+    """What the runs differ in: so many seeds, or orders on so many given networks."""
+    count, networks = len({seed_pair(run) for run in runs}), len({_weights(run) for run in runs})
+    if not all(_weights(run) for run in runs):
+        return str(count)
+    named = f"{networks} network" + "s" * (networks > 1)
+    return named if count == networks else f"{count} orders, {named}"
 
 
 def text(value: JSON) -> str:
@@ -174,13 +189,21 @@ def over_seeds(runs: Sequence[RunResult], read: Callable[[RunResult], float | No
         value = read(run)
         if value is not None:
             values.setdefault(seed_pair(run), []).append(value)
-    return estimate([math.fsum(repeats) / len(repeats) for repeats in values.values()]) if values else None
+    if not values:
+        return None
+    found = estimate([math.fsum(repeats) / len(repeats) for repeats in values.values()])
+    alone = len({_weights(run) for run in runs}) == 1 and _weights(runs[0]) != ""
+    if alone and found.half is not None and found.half <= NO_SPREAD * abs(found.mean):
+        return Estimate(found.mean, None, None, found.seeds)  # the order changes nothing, and there is one network
+    return found
 
 
 def _choices(result: RunResult) -> dict[str, JSON]:
     """What was chosen about the method, its hyper-parameters and base recipe; weights are seen to apart."""
     chosen: dict[str, JSON] = {f"base {key}": result.base[key] for key in BASE_KEYS if key in result.base}
     left_out = {"seed", "weights"} | ({"recipe"} & result.base.keys())  # there the recipe stands in full
+    if "features" in result.stream:
+        left_out |= {"backbone"}  # the features' length; stages and pooling stand beside it
     chosen |= {key: value for key, value in result.params.items() if key not in left_out}
     flat: dict[str, JSON] = {}
     for key, value in chosen.items():
@@ -189,23 +212,33 @@ def _choices(result: RunResult) -> dict[str, JSON]:
 
 
 def _split_by_weights(runs: list[RunResult]) -> list[list[RunResult]]:
-    """One group per weights file, unless each class order has its own: then the file is part of the draw."""
+    """One group per network file, unless each class order has its own: then the file is part of the draw."""
     files: dict[str, list[RunResult]] = {}
     for run in runs:
         files.setdefault(_weights(run), []).append(run)
-    orders = [{text(run.stream.get("order_seed")) for run in some} for some in files.values()]
+    orders = [{_base_order(run) for run in some} for some in files.values()]
     one_each = all(len(some) == 1 for some in orders) and len(set().union(*orders)) == len(orders)
     return [runs] if one_each else list(files.values())
 
 
+def _base_order(run: RunResult) -> str:
+    """Which base classes a run has: on a given network they are the network's, elsewhere the order decides them."""
+    return str(sorted(run.session_classes[0])) if "features" in run.stream else text(run.stream.get("order_seed"))
+
+
 def _weights(run: RunResult) -> str:
-    """The weights given by the user, by content where it is known."""
+    """The network given by the user, by content where it is known; empty for a network trained in the run."""
+    features = run.stream.get("features")
+    if isinstance(features, dict):
+        return text(features.get("sha256"))
     given = run.params.get("weights")
     return "" if given is None else text(run.base.get("sha256", given))
 
 
 def _stream(result: RunResult) -> dict[str, JSON]:
-    return {key: value for key, value in result.stream.items() if key not in ORDER_KEYS}
+    """What decides the images and their order, seeds and the given network's file apart."""
+    left_out = ORDER_KEYS | SPEED_KEYS | {"features"}
+    return {key: value for key, value in result.stream.items() if key not in left_out}
 
 
 def _key(result: RunResult) -> str:
@@ -214,7 +247,7 @@ def _key(result: RunResult) -> str:
     sizes: list[JSON] = [len(result.sizes)] if drawn else list(result.sizes)
     every = None if result.anytime is None else result.anytime.every
     tags: dict[str, JSON] = dict(result.tags)
-    given = result.params.get("weights") is not None
+    given = bool(_weights(result))
     parts: list[JSON] = [result.method, _choices(result), _stream(result), sizes, tags, progress, given, every]
     return json.dumps(parts, sort_keys=True)
 
@@ -228,8 +261,13 @@ def _labels(grouped: Sequence[Sequence[RunResult]]) -> list[str]:
 
 
 def _weights_name(runs: Sequence[RunResult]) -> str:
-    names = sorted({Path(text(run.params["weights"])).name for run in runs if run.params.get("weights")})
+    names = sorted({Path(text(given)).name for run in runs if (given := _file(run))})
     return names[0] if len(names) == 1 else "one per class order" if names else "trained here"
+
+
+def _file(run: RunResult) -> JSON:
+    features = run.stream.get("features")
+    return features.get("weights") if isinstance(features, dict) else run.params.get("weights")
 
 
 def _settings(results: Sequence[RunResult]) -> list[str]:

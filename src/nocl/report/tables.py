@@ -1,4 +1,4 @@
-"""Summaries as text: Markdown, CSV and LaTeX (booktabs); and the sessions of one run as rows.
+"""Tables as text: Markdown, CSV and LaTeX (booktabs); the columns of a summary, and the sessions of one run as rows.
 
 One list of columns serves all of them, so that no two tables can disagree. Accuracies are percentages with
 one decimal, except in CSV, which holds the unrounded shares.
@@ -8,11 +8,12 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from nocl.plumbing.types import JSON
-from nocl.report.summary import Estimate, Summary, by_setting
+from nocl.report.summary import Estimate, Summary, by_setting, draws
 from nocl.results import RunResult
 
 MISSING = "–"
@@ -86,7 +87,7 @@ COLUMNS = (
     _measure("HM", lambda row: row.hm, "harmonic mean of base and novel"),
     _measure("Average", lambda row: row.average, "mean Acc over the sessions"),
     _measure("Forgetting", lambda row: row.forgetting, "drop from the best earlier accuracy"),
-    Column("Seeds", lambda row: str(row.seeds), "different seeds and class orders"),
+    Column("Seeds", lambda row: draws(row.runs), "different seeds and class orders, or orders on given networks"),
     Column("Exemplars", lambda row: "stored" if row.first.tags["stores_exemplars"] else "none", "keeps images"),
     Column("Boundaries", lambda row: "used" if row.first.tags["uses_boundaries"] else "no", "between sessions"),
     Column("Online", lambda row: duration(row.online_seconds.mean), "time to learn the sessions after the base"),
@@ -115,6 +116,11 @@ def intervals_note(rows: Sequence[Summary]) -> str:
     if alone == len(rows):
         return "Percent. One seed each: no interval can be given."
     note = "Percent; ± is the half width of the 95 % interval of the mean over seeds (Student's t)."
+    if any("order" in draws(row.runs) for row in rows):
+        note += (
+            " On one given network it is over the order of the novel classes alone, and left out where that changes "
+        )
+        note += "nothing: it says nothing about other networks."
     return note + (" Rows with one seed have no interval." if alone else "")
 
 
@@ -125,23 +131,67 @@ def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def to_markdown(rows: Sequence[Summary]) -> str:
-    """One table per setting under its name, best Acc first."""
-    parts = []
+@dataclass(frozen=True)
+class Table:
+    """Cells under a header, with a title above and what must be known to read it below."""
+
+    title: str
+    header: Sequence[str]
+    body: Sequence[Sequence[str]]
+    note: str
+
+    def markdown(self) -> str:
+        """A section with the table; the first column is text."""
+        return f"## {_markdown(self.title)}\n\n{markdown_table(self.header, self.body)}\n{self.note}\n"
+
+    def latex(self) -> str:
+        """A booktabs tabular between two comments."""
+        lines = [f"% {_latex(self.title)}", *latex_table(self.header, self.body), rf"% {_latex(self.note)}"]
+        return "\n".join(lines) + "\n"
+
+
+def tables(rows: Sequence[Summary]) -> list[Table]:
+    """One table per setting, best Acc first."""
+    found = []
     for setting, some in by_setting(rows).items():
-        table = markdown_table([column.title for column in columns(some)], _cells(some))
-        parts.append(f"## {_markdown(setting)}\n\n{table}\n{intervals_note(some)}\n")
-    return "\n".join(parts)
+        shown = columns(some)
+        body = [[column.cell(row) for column in shown] for row in some]
+        found.append(Table(setting, [column.title for column in shown], body, intervals_note(some)))
+    return found
+
+
+def markdown_text(some: Sequence[Table]) -> str:
+    """The tables one after the other."""
+    return "\n".join(table.markdown() for table in some)
+
+
+def latex_text(some: Sequence[Table]) -> str:
+    """The tables one after the other, with what they need."""
+    return "% needs \\usepackage{booktabs}\n" + "".join(table.latex() for table in some)
+
+
+def csv_text(records: Sequence[Mapping[str, JSON]]) -> str:
+    """One line a record under the names of the first; empty where there is no value."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def to_markdown(rows: Sequence[Summary]) -> str:
+    """The tables of the summaries."""
+    return markdown_text(tables(rows))
 
 
 def to_latex(rows: Sequence[Summary]) -> str:
-    """One booktabs tabular per setting."""
-    parts = [r"% needs \usepackage{booktabs}"]
-    for setting, some in by_setting(rows).items():
-        parts.append(f"% {_latex(setting)}")
-        parts += latex_table([column.title for column in columns(some)], _cells(some))
-        parts.append(rf"% {_latex(intervals_note(some))}")
-    return "\n".join(parts) + "\n"
+    """The tables of the summaries for LaTeX."""
+    return latex_text(tables(rows))
+
+
+def to_csv(rows: Sequence[Summary]) -> str:
+    """One line per row with unrounded shares, empty where there is no value; intervals as half widths."""
+    return csv_text([_record(row) for row in rows])
 
 
 def latex_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
@@ -155,16 +205,6 @@ def latex_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[st
         r"\bottomrule",
         r"\end{tabular}",
     ]
-
-
-def to_csv(rows: Sequence[Summary]) -> str:
-    """One line per row with unrounded shares, empty where there is no value; intervals as half widths."""
-    records = [_record(row) for row in rows]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
 
 
 def session_rows(result: RunResult) -> tuple[list[str], list[list[str]]]:
@@ -184,10 +224,6 @@ def session_table(result: RunResult) -> str:
     return markdown_table(*session_rows(result))
 
 
-def _cells(rows: Sequence[Summary]) -> list[list[str]]:
-    return [[column.cell(row) for column in columns(rows)] for row in rows]
-
-
 def _record(row: Summary) -> dict[str, JSON]:
     run = row.first
     params = {key: value for key, value in run.params.items() if key != "seed"}
@@ -198,6 +234,7 @@ def _record(row: Summary) -> dict[str, JSON]:
         "params": json.dumps(params, sort_keys=True),
         "seeds": row.seeds,
         "runs": len(row.runs),
+        "note": row.note,
         "finished": run.finished,
         "sessions_learned": len(run.accuracy) - 1,
         "sessions": len(run.sizes) - 1,

@@ -1,19 +1,19 @@
 """Run many jobs: nothing twice, the rest after a crash, one failure beside the others, base networks shared.
 
 A run's folder is named by the content of its job, so what is there is known without asking. Base networks lie in one
-cache; of the jobs that need the same one, the first trains it and the others wait. The engine is who computes:
-processes on this machine (``local``) or a Ray cluster (``ray``); the results are the same.
+cache; of the jobs that need the same one, the first trains it while the others wait for its lock. The engine is who
+computes: processes on this machine (``local``) or a Ray cluster (``ray``); the results are the same.
 """
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nocl.experiments.grid.local import run_locally
+from nocl.experiments.grid.progress import Shown
 from nocl.experiments.grid.work import ERROR, Event, Say, Task, finished
 from nocl.experiments.job import Job
-from nocl.plumbing.files import digest, write_atomically
+from nocl.plumbing.files import write_atomically
 from nocl.plumbing.registry import UnknownNameError, unknown
 from nocl.plumbing.workers import cores
 from nocl.results import RunResult
@@ -21,7 +21,7 @@ from nocl.results import RunResult
 ENGINES = ("local", "ray")
 RUNS, CACHE = "runs", "cache"
 
-__all__ = ["ENGINES", "Engine", "Event", "Outcome", "base_of", "cores", "finished", "folder_of", "run_grid"]
+__all__ = ["ENGINES", "Engine", "Event", "Outcome", "cores", "finished", "folder_of", "run_grid"]
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,20 @@ def run_grid(
     log: str | None = None,
     keep_states: bool = False,
     on_event: Say | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[Outcome]:
     """Perform all jobs that have no finished result in ``out``; one outcome a job, in their order.
 
     Event numbers are positions in ``jobs``. A job named twice is done once. ``keep_states`` keeps the learners of
-    finished runs, which are large.
+    finished runs, which are large. Progress is reported under the jobs' ``names``.
     """
-    say: Say = on_event or (lambda event: None)
+    shown = Shown([job.name() for job in jobs] if names is None else names)
+
+    def say(event: Event) -> None:
+        shown.hear(event)
+        if on_event is not None:
+            on_event(event)
+
     first = {job.digest(): number for number, job in reversed(list(enumerate(jobs)))}
     missing: list[int] = []
     for number in sorted(first.values()):
@@ -97,10 +104,7 @@ def run_grid(
         else:
             say(Event(number, "cached"))
     workers, threads = engine.shares(len(missing))
-    tasks = [
-        Task(n, jobs[n], folder_of(jobs[n], out), out / CACHE, base_of(jobs[n]), threads, log, keep_states)
-        for n in missing
-    ]
+    tasks = [Task(n, jobs[n], folder_of(jobs[n], out), out / CACHE, threads, log, keep_states) for n in missing]
     errors: dict[int, str] = {}
 
     def hear(event: Event) -> None:
@@ -113,22 +117,6 @@ def run_grid(
     if tasks:
         _start(engine, tasks, hear, workers)
     return [_outcome(job, out, errors.get(first[job.digest()]), first[job.digest()] not in missing) for job in jobs]
-
-
-def base_of(job: Job) -> str:
-    """Equal for jobs that need the same base network; a guess for planning, the cache itself knows exactly."""
-    try:
-        learner = job.with_changes(device="cpu").learner(32)
-    except Exception:  # such a job will fail on its own account when it is run
-        return f"error {job.digest()}: {traceback.format_exc(limit=1)}"
-    order = job.seed if job.order_seed is None else job.order_seed
-    return digest(
-        {
-            "data": [job.dataset, job.options, job.partition.partition("+")[0], order, job.base_batch_size],
-            "network": [learner.backbone, learner.seed, learner.weights],
-            "recipe": learner.full_recipe.heads_to_json() if learner.weights else learner.full_recipe.to_json(),
-        }
-    )
 
 
 def _start(engine: Engine, tasks: Sequence[Task], say: Say, workers: int) -> None:

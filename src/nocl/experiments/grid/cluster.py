@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from nocl.experiments.grid.waiting import Waiting
 from nocl.experiments.grid.work import Event, Say, Task, perform
 from nocl.plumbing.cluster import on_cluster
 from nocl.plumbing.types import JSON
@@ -28,21 +27,15 @@ def run_on_ray(
 
 
 def _perform_all(ray: Any, tasks: Sequence[Task], say: Say, gpus: float, retries: int) -> None:
-    waiting = Waiting(tasks)
     running: dict[Any, Task] = {}
-    while waiting or running:
-        while (task := waiting.next()) is not None:
-            settings = {"num_cpus": task.threads, "num_gpus": gpus, "max_retries": retries, "name": task.job.name()}
-            running[ray.remote(_work).options(**settings).remote(task)] = task
-            say(Event(task.number, "started"))
+    for task in tasks:  # Ray starts as many as there is room for
+        settings = {"num_cpus": task.threads, "num_gpus": gpus, "max_retries": retries, "name": task.job.name()}
+        running[ray.remote(_work).options(**settings).remote(task)] = task
+        say(Event(task.number, "started"))
+    while running:
         over, _ = ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)
         for reference in over:
-            task = running.pop(reference)
-            event = _outcome(ray, reference, task)
-            say(event)
-            if event.kind == "done":
-                waiting.ready(task.base)
-            waiting.ended(task.base)
+            say(_outcome(ray, reference, running.pop(reference)))
         for task in running.values():
             _tell_progress(task, say)
 

@@ -1,39 +1,44 @@
 """The local engine: one process a run, several at a time, each with its share of the cores.
 
 A process of its own gives each run its own peak of memory, and one that dies, whatever killed it, takes nothing along.
+Processes are forked from a server that has imported everything. If that server is killed, the next start brings up
+another one; a run that was lost with it is reported as failed and the next call tries it again.
 """
 
 import multiprocessing as mp
 import signal
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 
-from nocl.experiments.grid.waiting import Waiting
 from nocl.experiments.grid.work import Event, Say, Task, perform
+
+STARTS = 3  # of the process of one run
 
 
 def run_locally(tasks: Sequence[Task], say: Say, workers: int) -> None:
     """Perform the tasks, ``workers`` at a time. When this process is interrupted, it ends them first."""
     context = _context()
-    waiting = Waiting(tasks)
+    waiting = deque(tasks)
     running: dict[Connection, tuple[Task, BaseProcess]] = {}
     try:
         while waiting or running:
-            while len(running) < workers and (task := waiting.next()) is not None:
-                mine, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(task, theirs), daemon=False)  # type: ignore[attr-defined]
-                process.start()
-                theirs.close()
-                running[mine] = task, process
+            while waiting and len(running) < workers:
+                task = waiting.popleft()
+                try:
+                    pipe, process = _started(context, task)
+                except OSError as error:
+                    say(Event(task.number, "failed", f"no process could be started for this run: {error}"))
+                    continue
+                running[pipe] = task, process
                 say(Event(task.number, "started"))
-            for pipe in wait(list(running)):
-                assert isinstance(pipe, Connection)
-                task, process = running[pipe]
-                if _listen(pipe, task, process, say, waiting):
-                    del running[pipe]
+            for spoke in wait(list(running)) if running else []:
+                assert isinstance(spoke, Connection)
+                if _listen(spoke, *running[spoke], say):
+                    del running[spoke]
     finally:
         for _, process in running.values():
             process.terminate()
@@ -41,30 +46,45 @@ def run_locally(tasks: Sequence[Task], say: Say, workers: int) -> None:
             process.join()
 
 
-def _listen(pipe: Connection, task: Task, process: BaseProcess, say: Say, waiting: Waiting) -> bool:
+def _started(context: BaseContext, task: Task) -> tuple[Connection, BaseProcess]:
+    """A process at work on the task. A fork server that died meanwhile is started anew."""
+    for left in reversed(range(STARTS)):
+        mine, theirs = context.Pipe(duplex=False)
+        process: BaseProcess = context.Process(target=_work, args=(task, theirs), daemon=False)  # type: ignore[attr-defined]
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:  # the server was killed between the request and its answer
+            mine.close()
+            if not left:
+                raise OSError(f"the fork server died {STARTS} times ({error!r}); out of memory?") from error
+        else:
+            return mine, process
+        finally:
+            theirs.close()
+    raise AssertionError("unreachable")
+
+
+def _listen(pipe: Connection, task: Task, process: BaseProcess, say: Say) -> bool:
     """Pass on one event; True if the task is over."""
     try:
         event: Event = pipe.recv()
     except (EOFError, OSError):  # closed without a last word
         process.join()
-        code = process.exitcode
-        why = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-        event = Event(task.number, "failed", f"the process of this run died ({why}); out of memory?")
+        event = Event(task.number, "failed", f"the process of this run died ({_why(process.exitcode)}); out of memory?")
     say(event)
-    if event.kind == "base":
-        waiting.ready(task.base)
     if event.kind not in ("done", "failed"):
         return False
     process.join()
     pipe.close()
-    if event.kind == "done":
-        waiting.ready(task.base)
-    waiting.ended(task.base)
     return True
 
 
+def _why(code: int | None) -> str:
+    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
 def _context() -> BaseContext:
-    """Processes forked from one that has imported everything and started nothing; spawned where that is not to be."""
+    """Fork server preloaded with ``nocl.experiments.grid.work``; spawn where fork servers do not exist."""
     if "forkserver" not in mp.get_all_start_methods():
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")

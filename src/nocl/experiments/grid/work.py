@@ -13,7 +13,7 @@ from filelock import FileLock
 from nocl.experiments.job import Job
 from nocl.plumbing.progress import reporting
 from nocl.results import RunResult
-from nocl.run import RESULT, STATE, run
+from nocl.run import RESULT, STATE
 
 ERROR = "error.txt"
 LOGS = ("tensorboard",)
@@ -22,23 +22,22 @@ SECONDS_BETWEEN = 0.3  # events of progress
 
 @dataclass(frozen=True)
 class Task:
-    """A job with its place. ``base`` is equal for tasks that need the same base network."""
+    """A job with its number in the grid, its folder and its share of the machine."""
 
     number: int
     job: Job
     folder: Path
     cache: Path
-    base: str
     threads: int = 1
     log: str | None = None
     keep_state: bool = False
 
 
 class Event(NamedTuple):
-    """What happened to a task: ``base`` says that its base network is there, ``failed`` carries the traceback."""
+    """What happened to a task; ``failed`` carries the traceback."""
 
     number: int
-    kind: Literal["cached", "started", "progress", "base", "done", "failed"]
+    kind: Literal["cached", "started", "progress", "done", "failed"]
     text: str = ""
     done: int = 0
     total: int | None = None
@@ -54,20 +53,8 @@ def perform(task: Task, say: Say) -> RunResult:
     with FileLock(task.folder / "lock"), reporting(Sender(task.number, say)):
         result = finished(task.folder)
         if result is None:
-            stream = task.job.stream()
-            learner = task.job.learner(stream.image_size)
-            task.job.save(task.folder)
             with curves(task) as write:
-
-                def on_session(so_far: RunResult) -> None:
-                    write(so_far)
-                    if len(so_far.accuracy) == 1:
-                        say(Event(task.number, "base"))
-
-                result = run(
-                    learner, stream, folder=task.folder, cache=task.cache, on_session=on_session,
-                    test_every=task.job.test_every,
-                )  # fmt: skip
+                result = task.job.run(folder=task.folder, cache=task.cache, on_session=write)
         (task.folder / ERROR).unlink(missing_ok=True)
         if not task.keep_state:
             (task.folder / STATE).unlink(missing_ok=True)
@@ -86,27 +73,26 @@ class Sender:
 
     def __init__(self, number: int, say: Say) -> None:
         self._number, self._say, self._last = number, say, 0.0
-        self._open: list[tuple[str, int | None]] = []
-        self._done: list[int] = []
+        self._open: list[str] = []
 
     def start(self, description: str, total: int | None) -> int:
-        self._open.append((description, total))
-        self._done.append(0)
-        self._tell(len(self._open) - 1)
+        self._open.append(description)
+        self._tell(len(self._open) - 1, 0, total)
         return len(self._open) - 1
 
-    def advance(self, task: int, note: str = "") -> None:
-        self._done[task] += 1
+    def show(self, task: int, done: int, total: int | None) -> None:
         if time.monotonic() - self._last >= SECONDS_BETWEEN:
-            self._tell(task)
+            self._tell(task, done, total)
 
-    def stop(self, task: int) -> None:
+    def stop(self, task: int, note: str = "") -> None:
         """Nothing to say: the next piece of work speaks for itself."""
 
-    def _tell(self, task: int) -> None:
+    def rename(self, task: int, description: str) -> None:
+        self._open[task] = description
+
+    def _tell(self, task: int, done: int, total: int | None) -> None:
         self._last = time.monotonic()
-        description, total = self._open[task]
-        self._say(Event(self._number, "progress", description, self._done[task], total))
+        self._say(Event(self._number, "progress", self._open[task], done, total))
 
 
 @contextmanager

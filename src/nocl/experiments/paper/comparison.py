@@ -5,8 +5,6 @@ results after different base training, or with other parameters than the row's, 
 what is different. A cell that was never run is empty.
 """
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,25 +13,26 @@ from functools import cache
 from typing import NamedTuple
 
 from nocl.experiments.job import Job
+from nocl.experiments.on_network import LEAK, UNTRAINED
 from nocl.experiments.paper import values as paper
-from nocl.experiments.paper.tables import USUAL, Experiment, Row
+from nocl.experiments.paper.tables import Experiment, Row, effective
 from nocl.methods import METHODS
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Recipe
-from nocl.report.page import table_page
-from nocl.report.summary import Estimate, over_seeds, text
-from nocl.report.tables import latex_table, markdown_table
+from nocl.report.summary import Estimate, draws, over_seeds, text
+from nocl.report.tables import Table
 from nocl.results import RunResult
 
-POINTS = 2.0  # differences in Acc up to this many points count as reproduced
+POINTS = 2.0  # differences up to this many points, in every accuracy of a row, count as reproduced
 NOT_COMPARED = frozenset({"seed", "weights", "image_size", "backbone", "recipe", "memory_size"})
-LEAK = "novel_classes_in_network"  # in the stream of results of the arena
-HEADER = ("Method", "Data set", "Memory", "Base network", "Paper", "Ours", "Difference", "Seeds", "Verdict")
+ACCURACIES = ("acc", "base", "novel", "hm")
+HEADER = ("Method", "Data set", "Memory", "Base network", "Paper", "Ours", "Difference", "Runs", "Verdict")
 NOTE = (
-    "Acc (base/novel) | HM in percent; ± is half the 95 % interval over class orders, where there are several. "
-    f"Reproduced: within {POINTS:g} points of the paper's Acc. * a misprint in the paper, replaced by what its other "
-    "numbers imply. Empty: never run, or not in the paper."
+    "Acc (base/novel) | HM in percent; ± is half the 95 % interval over seeds, or over class orders on a given "
+    f"network. Difference: in Acc. Reproduced: Acc, base, novel and HM are all within {POINTS:g} points of the "
+    "paper's; else the verdict names those that are not. * a misprint in the paper, replaced by what its other numbers "
+    "imply. Empty: never run, or not in the paper."
 )
 _READ: dict[str, Callable[[RunResult], float | None]] = {
     "acc": lambda run: 100 * run.acc,
@@ -74,32 +73,45 @@ class Line:
         return self.row.label + (f", {self.setting}" if self.setting else "")
 
     @property
-    def seeds(self) -> int:
-        return next(iter(self.ours.values())).seeds if self.ours else 0
-
-    @property
     def difference(self) -> float | None:
         """Ours minus the paper's Acc, in points."""
-        printed = None if self.cell is None else self.cell.best("acc")
-        return None if printed is None or "acc" not in self.ours else self.ours["acc"].mean - printed
+        return self.differences().get("acc")
+
+    def differences(self) -> dict[str, float]:
+        """Ours minus the paper's, in points, for every accuracy that both have."""
+        found = {}
+        for metric in ACCURACIES:
+            printed = None if self.cell is None else self.cell.best(metric)
+            if printed is not None and metric in self.ours:
+                found[metric] = self.ours[metric].mean - printed
+        return found
 
     @property
     def verdict(self) -> str:
-        """What the difference says."""
+        """What the differences say: all accuracies count, not Acc alone."""
         if not self.runs:
             return "not run"
         if any(run.stream.get(LEAK) for run in self.runs):
             return "leak: no comparison"
-        if self.difference is None:
+        differences = self.differences()
+        if not differences:
             return "no paper value" if self.cell is None else "other machine: compare the order"
-        half = self.ours["acc"].half
-        if abs(self.difference) <= POINTS:
+        missed = {metric: by for metric, by in differences.items() if abs(by) > POINTS}
+        if not missed:
             found = "reproduced"
-        elif half is not None and abs(self.difference) <= half:
+        elif all(abs(by) <= (self.ours[metric].half or 0.0) for metric, by in missed.items()):
             found = "inside our interval"
         else:
-            found = "above" if self.difference > 0 else "below"
+            found = _direction(missed) + f" ({', '.join(_NAMES[metric] for metric in missed)})"
         return found + "; other base network" * (not self.usual_base) + "; other setting" * bool(self.setting)
+
+
+_NAMES = {"acc": "Acc", "base": "base", "novel": "novel", "hm": "HM"}
+
+
+def _direction(differences: dict[str, float]) -> str:
+    signs = {by > 0 for by in differences.values()}
+    return "differs" if len(signs) > 1 else "above" if signs == {True} else "below"
 
 
 def place(experiment: Experiment, results: Iterable[RunResult], *, loosely: bool = False) -> list[Record]:
@@ -151,7 +163,9 @@ def lines(experiment: Experiment, records: Sequence[Record], rows: Sequence[Row]
 
 def base_text(result: RunResult) -> str:
     """The base network in a few words: the file it came from, or the recipe where it differs from the paper's."""
-    words = [] if result.params.get("backbone") in (None, "reduced_resnet18") else [str(result.params["backbone"])]
+    features = result.stream.get("features")
+    backbone = features.get("backbone") if isinstance(features, dict) else result.params.get("backbone")
+    words = [] if backbone in (None, "reduced_resnet18") else [str(backbone)]
     weights = result.params.get("weights") or result.base.get("weights")
     if weights:
         return ", ".join([*words, str(weights).rpartition("/")[2], *_heads(result), *_strays(result)])
@@ -175,7 +189,7 @@ def _heads(result: RunResult) -> list[str]:
 
 def _strays(result: RunResult) -> list[str]:
     """How far the network is from the one that the partition asks for."""
-    leaked, untrained = (result.stream.get(name) for name in (LEAK, "base_classes_not_in_network"))
+    leaked, untrained = (result.stream.get(name) for name in (LEAK, UNTRAINED))
     return [f"LEAK: trained on {leaked} novel classes"] * bool(leaked) + [
         f"not trained on {untrained} base classes"
     ] * bool(untrained)
@@ -193,45 +207,28 @@ def recipe_text(recipe: Recipe) -> str:
     return ", ".join([recipe.objective, f"{recipe.epochs} epochs", *other])
 
 
-def to_markdown(experiment: Experiment, table: Sequence[Line]) -> str:
-    """The table with its title and what must be known to read it."""
-    title = f"## {experiment.name}: {experiment.title}"
-    return f"{title}\n\n{markdown_table(HEADER, table_body(table))}\n{_notes(experiment)}\n"
+def table_of(experiment: Experiment, table: Sequence[Line]) -> Table:
+    """The lines with a title and what must be known to read them."""
+    note = NOTE + (f" The paper says: {experiment.claim}." if experiment.claim else "")
+    return Table(f"{experiment.name}: {experiment.title}", HEADER, table_body(table), note)
 
 
-def to_latex(experiment: Experiment, table: Sequence[Line]) -> str:
-    """A booktabs tabular."""
-    head = [r"% needs \usepackage{booktabs}", f"% {experiment.name}: {experiment.title}".replace("%", r"\%")]
-    return "\n".join([*head, *latex_table(HEADER, table_body(table))]) + "\n"
-
-
-def to_csv(experiment: Experiment, table: Sequence[Line]) -> str:
-    """One record a line with every metric; empty where there is no value."""
-    out = io.StringIO()
-    names = [f"{kind}_{metric}" for metric in experiment.metrics for kind in ("paper", "ours", "std", "half95")]
-    about = ["experiment", "row", "setting", "method", "dataset", "partition", "memory", "base"]
-    fields = [*about, *names, "seeds", "verdict"]
-    writer = csv.DictWriter(out, fields, lineterminator="\n")
-    writer.writeheader()
+def records_of(experiment: Experiment, table: Sequence[Line]) -> list[dict[str, JSON]]:
+    """One record a line with every metric; None where there is no value."""
+    found = []
     for line in table:
         record: dict[str, JSON] = {
             "experiment": experiment.name, "row": line.row.label, "setting": line.setting, "method": line.row.method,
-            "dataset": line.dataset,
-            "partition": experiment.partition, "memory": line.memory, "base": line.base, "seeds": line.seeds,
-            "verdict": line.verdict,
+            "dataset": line.dataset, "partition": experiment.partition, "memory": line.memory, "base": line.base,
         }  # fmt: skip
         for metric in experiment.metrics:
+            value = line.ours.get(metric)
             record[f"paper_{metric}"] = None if line.cell is None else line.cell.best(metric)
-            if (value := line.ours.get(metric)) is not None:
-                record |= {f"ours_{metric}": value.mean, f"std_{metric}": value.std, f"half95_{metric}": value.half}
-        writer.writerow(record)
-    return out.getvalue()
-
-
-def to_html(experiment: Experiment, table: Sequence[Line], figure: str = "") -> str:
-    """One page without scripts or outside requests; ``figure`` is SVG to show below the table."""
-    title = f"{experiment.name}: {experiment.title}"
-    return table_page(title, HEADER, table_body(table), _notes(experiment), figure)
+            for name in ("mean", "std", "half"):
+                kept = {"mean": "ours", "std": "std", "half": "half95"}[name]
+                record[f"{kept}_{metric}"] = None if value is None else getattr(value, name)
+        found.append({**record, "runs": draws(line.runs) if line.runs else "", "verdict": line.verdict})
+    return found
 
 
 def _belongs(row: Row, result: RunResult, experiment: Experiment, loosely: bool) -> bool:
@@ -248,7 +245,8 @@ def _belongs(row: Row, result: RunResult, experiment: Experiment, loosely: bool)
 def _strayed(row: Row, result: RunResult) -> set[str]:
     """The names of the result's parameters that are not the row's."""
     wanted = _expected(row.method, row.preset, json.dumps(row.params, sort_keys=True))
-    own = {name: _effective(name, value, result.params) for name, value in result.params.items()}
+    method = by_name(row.method, METHODS, "method")
+    own = {name: effective(method, name, result.params) for name in result.params}
     return {name for name in own.keys() - NOT_COMPARED if own[name] != wanted.get(name)}
 
 
@@ -262,12 +260,8 @@ def _fixed(row: Row) -> set[str]:
 def _expected(method: str, preset: str | None, params: str) -> dict[str, JSON]:
     """All parameters of a row's learner."""
     full = Job(method, json.loads(params), preset).learner(32).get_params()
-    return {name: _effective(name, value, full) for name, value in full.items()}
-
-
-def _effective(name: str, value: JSON, params: dict[str, JSON]) -> JSON:
-    """A value left open is the one that stands in for it."""
-    return params.get("samples") if value is None and name in USUAL and name.endswith("_samples") else value
+    cls = by_name(method, METHODS, "method")
+    return {name: effective(cls, name, full) for name in full}
 
 
 def _asked_recipe(row: Row) -> Recipe:
@@ -306,7 +300,7 @@ def table_body(table: Sequence[Line]) -> list[list[str]]:
             _printed(line.cell),
             _found(line.ours),
             "" if line.difference is None else f"{line.difference:+.1f}",
-            str(line.seeds) if line.runs else "",
+            draws(line.runs) if line.runs else "",
             line.verdict,
         ]
         for line in table
@@ -336,10 +330,6 @@ def _joined(texts: dict[str, str]) -> str:
         return f"{texts['seconds']} s" + (f", {texts['gigabytes']} GB" if "gigabytes" in texts else "")
     hm = f" | {texts['hm']}" if "hm" in texts else ""
     return f"{texts['acc']} ({texts.get('base', '')}/{texts.get('novel', '')}){hm}"
-
-
-def _notes(experiment: Experiment) -> str:
-    return NOTE + (f" The paper says: {experiment.claim}." if experiment.claim else "")
 
 
 def _percent(value: float | None) -> float | None:

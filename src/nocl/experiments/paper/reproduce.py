@@ -1,44 +1,80 @@
-"""REPRODUCTION.md: the part between two marks is written from committed results, the rest is left as it is."""
+"""A table or figure of the paper: its runs performed, then written from their results beside the paper's numbers."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
 
-from nocl.experiments.paper.comparison import (
-    HEADER,
-    NOTE,
-    Line,
-    Record,
-    lines,
-    place,
-    table_body,
-    to_csv,
-    to_html,
-    to_latex,
-)
-from nocl.experiments.paper.comparison import to_markdown as experiment_markdown
+from nocl.data import MissingDataError
+from nocl.experiments.grid import RUNS, Engine, Outcome, finished, folder_of, run_grid
+from nocl.experiments.paper.comparison import Line, Record, lines, records_of, table_of
 from nocl.experiments.paper.figures import draw
-from nocl.experiments.paper.tables import EXPERIMENTS, Experiment, Row, find
+from nocl.experiments.paper.tables import Experiment, Planned, Row, find
 from nocl.plumbing.files import write_atomically, write_json
 from nocl.plumbing.types import JSON
-from nocl.report.tables import markdown_table
+from nocl.report.page import table_page
+from nocl.report.tables import csv_text, duration, latex_text
 from nocl.results import RunResult
+from nocl.run import RESULT
 
 PLAN = "experiment.json"
-BEGIN = "<!-- begin: written by `nocl reproduce --summary`, do not edit -->"
-END = "<!-- end: written by `nocl reproduce --summary` -->"
+
+
+def perform(
+    experiment: Experiment, rows: Sequence[Row], runs: Sequence[Planned], out: Path, engine: Engine, log: str | None
+) -> list[Outcome]:
+    """Perform what has no result yet and write down which result belongs to which row."""
+    save_plan(experiment, rows, runs, out)
+    return run_grid([run.job for run in runs], out, engine=engine, log=log, names=[str(run) for run in runs])
+
+
+def with_data(runs: Sequence[Planned]) -> tuple[list[Planned], dict[str, str]]:
+    """The runs whose data set is here, and why the other sets are not. A leak is refused here, before anything runs."""
+    missing: dict[str, str] = {}
+    for dataset in dict.fromkeys(run.job.dataset for run in runs):
+        try:
+            next(run.job for run in runs if run.job.dataset == dataset).check_order()
+        except MissingDataError as error:
+            missing[dataset] = str(error)
+    if runs and len(missing) == len({run.job.dataset for run in runs}):
+        raise MissingDataError(
+            "none of the data sets is here; fetch one with `nocl data get` or name another --dataset"
+        )
+    return [run for run in runs if run.job.dataset not in missing], missing
+
+
+def foreseen(runs: Sequence[Planned], out: Path) -> list[str]:
+    """What is known at once: the runs, how far each is, and how long the last run of the same method took."""
+    known = [result for path in (out / RUNS).glob(f"*/{RESULT}") if (result := RunResult.load(path)).finished]
+    told, left = [], 0
+    for run in runs:
+        folder = folder_of(run.job, out)
+        state = "to run"
+        if (folder / RESULT).exists():
+            so_far = RunResult.load(folder / RESULT)
+            state = "finished" if so_far.finished else f"begun: {len(so_far.accuracy) - 1} sessions"
+        if finished(folder) is None:
+            left += 1
+            same = [r for r in known if (r.method, r.stream.get("dataset")) == (run.job.method, run.job.dataset)]
+            if same:
+                took = median(sum(result.seconds) + sum(result.test_seconds) for result in same)
+                state += f", last {duration(took)}"
+        told.append(f"{state:26} {run!s:44} {folder.name}")
+    return [*told, f"{len(runs)} runs: {len(runs) - left} finished, {left} to run"]
 
 
 def write_experiment(experiment: Experiment, table: Sequence[Line], folder: Path) -> list[Path]:
     """The table as Markdown, LaTeX, CSV and HTML, the figure as SVG and PNG."""
     figure = draw(experiment, table)
     svg = figure["svg"].decode()
+    written = table_of(experiment, table)
     parts: dict[str, bytes] = {
-        "table.md": experiment_markdown(experiment, table).encode(),
-        "table.tex": to_latex(experiment, table).encode(),
-        "table.csv": to_csv(experiment, table).encode(),
-        "table.html": to_html(experiment, table, svg[svg.index("<svg") :]).encode(),
+        "table.md": written.markdown().encode(),
+        "table.tex": latex_text([written]).encode(),
+        "table.csv": csv_text(records_of(experiment, table)).encode(),
+        "table.html": table_page(
+            written.title, written.header, written.body, written.note, svg[svg.index("<svg") :]
+        ).encode(),
         "figure.svg": figure["svg"],
         "figure.png": figure["png"],
     }
@@ -47,15 +83,17 @@ def write_experiment(experiment: Experiment, table: Sequence[Line], folder: Path
     return [folder / name for name in parts]
 
 
-def save_plan(
-    experiment: Experiment, rows: Sequence[Row], runs: Sequence[tuple[Row, int | None, Path]], folder: Path
-) -> None:
+def save_plan(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Planned], out: Path) -> None:
     """Which result belongs to which row, so that the table can be made again from the folder alone."""
     entries: list[JSON] = [
-        {"row": row.label, "memory": memory, "result": str(path.relative_to(folder.parent))}
-        for row, memory, path in runs
-    ]
-    write_json(folder / PLAN, {"experiment": experiment.name, "rows": [row.label for row in rows], "runs": entries})
+        {
+            "row": run.row.label, "memory": run.memory,
+            "result": str((folder_of(run.job, out) / RESULT).relative_to(out)),
+        }
+        for run in runs
+    ]  # fmt: skip
+    plan: dict[str, JSON] = {"experiment": experiment.name, "rows": [row.label for row in rows], "runs": entries}
+    write_json(out / experiment.name / PLAN, plan)
 
 
 def rebuild(folder: Path) -> list[Path]:
@@ -74,74 +112,11 @@ def rebuild(folder: Path) -> list[Path]:
     return write_experiment(experiment, lines(experiment, records, rows), folder)
 
 
-class Kept(NamedTuple):
-    """A committed result; one in a folder with an experiment's name was made for that experiment."""
-
-    result: RunResult
-    folder: str
-
-
-def committed(folder: Path) -> list[Kept]:
-    """Every result below a folder; JSON files of another kind are passed over."""
-    found = []
-    for path in sorted(folder.rglob("*.json")):
-        value = json.loads(path.read_text("utf-8"))
-        if isinstance(value, dict) and {"class_accuracy", "session_classes"} <= value.keys():
-            found.append(Kept(RunResult.load(path), path.parent.name))
-    return found
-
-
-def summary(results: Sequence[Kept]) -> str:
-    """A table for each experiment with results, a verdict a row, and what was not run."""
-    parts = [
-        "## The paper's tables and ours",
-        f"From {len(results)} committed results. {NOTE}",
-    ]
-    for experiment in EXPERIMENTS.values():
-        own = [kept.result for kept in results if kept.folder == experiment.name]
-        others = [kept.result for kept in results if kept.folder != experiment.name]
-        table = lines(experiment, place(experiment, own, loosely=True) + place(experiment, others))
-        ran = [line for line in table if line.runs]
-        parts.append(f"### {experiment.name}: {experiment.title}")
-        if experiment.claim:
-            parts.append(f"The paper says: {experiment.claim}.")
-        if ran:
-            header = [*HEADER, "Commit"]
-            body = [[*cells, _commits(line)] for cells, line in zip(table_body(ran), ran)]
-            parts.append(markdown_table(header, body).rstrip())
-        parts += _not_run(table)
-    return "\n\n".join(parts)
-
-
-def _not_run(table: Sequence[Line]) -> list[str]:
-    """What is missing, by data set; nothing if all was run."""
-    missing = {}
-    for dataset in dict.fromkeys(line.dataset for line in table):
-        some = [line for line in table if line.dataset == dataset]
-        left = [line.row.label + ("" if line.memory is None else f" {line.memory}") for line in some if not line.runs]
-        if left:
-            missing[dataset] = ", ".join(left) if len(left) < len(some) else "everything"
-    if not any(line.runs for line in table):
-        return ["Not run."]
-    return [f"Not run: {'; '.join(f'on {dataset} {left}' for dataset, left in missing.items())}."] if missing else []
-
-
-def write_summary(results: Sequence[Kept], path: Path) -> None:
-    """Replace the generated part of the file, or add it at the end."""
-    text = path.read_text("utf-8") if path.exists() else "# Reproduction\n"
-    block = f"{BEGIN}\n\n{summary(results)}\n\n{END}"
-    if (BEGIN in text) != (END in text) or text.count(BEGIN) > 1:
-        raise ValueError(f"{path}: the marks of the generated part are damaged; there must be one pair or none")
-    if BEGIN in text:
-        before, _, rest = text.partition(BEGIN)
-        text = before + block + rest.partition(END)[2]
-    else:
-        text = f"{text.rstrip()}\n\n{block}\n"
-    _write(path, text.encode())
-
-
-def _commits(line: Line) -> str:
-    return ", ".join(sorted({str(run.environment.get("commit"))[:8] for run in line.runs}))
+def keep(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Copy finished results there, to be committed."""
+    for outcome in outcomes:
+        if outcome.result is not None:
+            write_json(folder / f"{outcome.folder.name}.json", outcome.result.to_json())
 
 
 def _write(path: Path, content: bytes) -> None:

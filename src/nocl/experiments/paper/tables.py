@@ -4,12 +4,14 @@ An :class:`Experiment` says what is compared, :func:`plan` turns it into jobs, c
 here and nothing is drawn. Rows of methods that the paper does not have stand below the paper's own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nocl.experiments.job import Job, over
+from nocl.learner import Learner
 from nocl.methods import METHODS
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
@@ -18,10 +20,6 @@ ALL_DATASETS = ("cifar100", "mini_imagenet", "core50")
 MEMORIES = (1000, 2000)
 SMALL_DATA: dict[str, JSON] = {"n_classes": 50, "train_per_class": 4, "test_per_class": 2}
 SMALL_MEMORIES = {1000: 50, 2000: 100}
-USUAL: dict[str, JSON] = {  # DSR's own values: a row that sets one of them is the plain method and shares its run
-    "power": 0.5, "dim": 2048, "iterations": 20, "samples": 20, "base_samples": 20, "novel_samples": 20,
-    "recipe": {"objective": "sc"},
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,19 +69,29 @@ class Choice:
     memories: tuple[int, ...] = MEMORIES
     epochs: int | None = None
     small: bool = False
-    weights: str | None = None
+    network: str | None = None  # the file of a given base network
+    allow_leak: bool = False
     root: str | None = None
     device: str = "cpu"
     settings: dict[str, JSON] = field(default_factory=dict)  # parameters for every run
 
 
-@dataclass(frozen=True)
-class Run:
-    """A job with its place in the table."""
+class Planned(NamedTuple):
+    """A job and the row of the table that it is run for."""
 
     row: Row
-    memory: int | None
     job: Job
+
+    @property
+    def memory(self) -> int | None:
+        """The memory size that the table names."""
+        size = self.job.params.get("memory_size")
+        return size if isinstance(size, int) else None
+
+    def __str__(self) -> str:
+        memory = "" if self.memory is None else f" {self.memory}"
+        seed = f"seed {self.job.seed}" if self.job.order_seed is None else f"order {self.job.order_seed}"
+        return f"{self.row.label}{memory} {self.job.dataset} {seed}"
 
 
 def _methods(*labels: str) -> tuple[Row, ...]:
@@ -127,7 +135,6 @@ _LIST = (
         "DSR after different base training",
         tuple(Row(label, "dsr", params={"recipe": {"objective": name}}) for label, name in _STRATEGIES.items()),
         table="base_training",
-        metrics=("acc", "base", "novel"),
         trains_its_base=True,
         claim="SC is better than CE; SSL and DA each improve base and novel classes further",
     ),
@@ -192,9 +199,9 @@ def find(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def plan(experiment: Experiment, choice: Choice) -> list[Run]:
+def plan(experiment: Experiment, choice: Choice) -> list[Planned]:
     """The runs, so ordered that every row of the table has something first: by seed, exemplar-free methods ahead."""
-    if choice.weights is not None and experiment.trains_its_base:
+    if choice.network is not None and experiment.trains_its_base:
         raise ValueError(f"{experiment.name} compares base networks and trains each of them: leave --backbone-from out")
     rows = [row for row in chosen_rows(experiment, choice.methods) if row.exists]
     for row in rows:
@@ -206,7 +213,7 @@ def plan(experiment: Experiment, choice: Choice) -> list[Run]:
         for memory in memories_of(experiment, row, choice.memories)
     ]
     return [
-        Run(row, memory, _job(experiment, row, memory, dataset, seed, choice))
+        Planned(row, _job(experiment, row, memory, dataset, seed, choice))
         for seed in choice.seeds
         for row, memory, dataset in cells
     ]
@@ -261,21 +268,48 @@ def _job(experiment: Experiment, row: Row, memory: int | None, dataset: str, see
         recipe |= {"epochs": 1, "head_epochs": 1, "compile": False}
     if memory is not None:
         params["memory_size"] = SMALL_MEMORIES.get(memory, memory) if choice.small else memory
-    own = {name: value for name, value in row.params.items() if choice.small or USUAL.get(name) != value}
+    own = row.params if choice.small else unusual(row)
     params = over(over(params, own), choice.settings)
-    if choice.weights is not None:
-        params["weights"] = choice.weights
     if choice.epochs is not None:
         recipe["epochs"] = choice.epochs
     if recipe:
         params = over({"recipe": recipe}, params)
+    given = choice.network is not None  # its base classes stay, a seed decides the order of the others
     return Job(
         row.method, params, row.preset, dataset, SMALL_DATA if choice.small else {}, choice.root, experiment.partition,
-        seed, device=choice.device,
+        0 if given else seed, seed if given else None, device=choice.device, network_from=choice.network,
+        allow_leak=choice.allow_leak,
     )  # fmt: skip
 
 
-def describe(run: Run) -> str:
-    """A run in a few words: its row, data set, memory and seed."""
-    memory = "" if run.memory is None else f" {run.memory}"
-    return f"{run.row.label}{memory} {run.job.dataset} seed {run.job.seed}"
+def unusual(row: Row) -> dict[str, JSON]:
+    """The row's parameters that are not the method's own values: a row without any shares the plain method's run.
+
+    >>> unusual(Row("T = 20", "dsr", params={"iterations": 20})), unusual(Row("T = 5", "dsr", params={"iterations": 5}))
+    ({}, {'iterations': 5})
+    """
+    if not row.params:
+        return {}
+    usual, recipe = _usual(row.method, row.preset)
+    method = by_name(row.method, METHODS, "method")
+    found: dict[str, JSON] = {}
+    for name, value in row.params.items():
+        if name == "recipe" and isinstance(value, dict):
+            if any(recipe.get(key) != item for key, item in value.items()):
+                found[name] = value
+        elif effective(method, name, usual) != value:
+            found[name] = value
+    return found
+
+
+@cache
+def _usual(method: str, preset: str | None) -> tuple[dict[str, JSON], dict[str, JSON]]:
+    """All parameters of a plain learner, and its base recipe."""
+    learner = Job(method, preset=preset).learner(32)
+    return learner.get_params(), learner.full_recipe.to_json()
+
+
+def effective(method: type[Learner], name: str, params: Mapping[str, JSON]) -> JSON:
+    """A parameter's value; where it is left open, that of the parameter which stands in for it."""
+    value = params.get(name)
+    return params.get(method.stands_in.get(name, name)) if value is None else value

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
+from nocl.metrics import hm
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -19,8 +21,12 @@ class Cell:
     printed_row: str | None = None  # the row's name in print, where that is a misprint
 
     def best(self, metric: str) -> float | None:
-        """The value to compare with: what was printed, or what must have been meant."""
-        return self.misprints.get(metric, self.values.get(metric))
+        """The value to compare with: what was printed, what must have been meant, or HM of printed base and novel."""
+        found = self.misprints.get(metric, self.values.get(metric))
+        if found is None and metric == "hm":
+            base, novel = self.best("base"), self.best("novel")
+            return None if base is None or novel is None else hm(base, novel)
+        return found
 
 
 @cache

@@ -122,6 +122,7 @@ class RDA(FrozenLearner):
         epochs=25, schedule="onecycle", weight_decay=5e-4, augment="crop_flip", normalize=True
     )  # see docs/methods/rda.md
     presets: ClassVar[dict[str, dict[str, JSON]]] = PRESETS
+    search_space = ("power=0.2:1", "prior=0.3:30:log", "ridge=0.0001:0.1:log")
 
     def __init__(
         self,
@@ -149,6 +150,10 @@ class RDA(FrozenLearner):
         self.stats = ClassStats(self.feature_dim, "none" if storage == "mean" else "shared")
         self.shapes = ClassShapes(self.feature_dim, rank if storage == "lowrank" else None)
         self._rule: linalg.Cached[Rule] = linalg.Cached()
+
+    @property
+    def sees_images(self) -> bool:
+        return self.flip
 
     @property
     def has_shapes(self) -> bool:

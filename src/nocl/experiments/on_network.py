@@ -1,0 +1,85 @@
+"""The stream of a run on a given network: its classes stay the base classes, an order permutes what follows.
+
+One network file belongs to one set of base classes. A class that is novel in the stream and was trained on by the
+network is a leak: refused unless allowed, and then counted in the stream's description, which every result carries.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from nocl.data import Dataset
+from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
+from nocl.pretrain import WrongBaseError
+from nocl.streams import Stream, parse_partition
+
+LEAK, UNTRAINED = "novel_classes_in_network", "base_classes_not_in_network"
+
+
+def stream_on_network(
+    data: Dataset,
+    network_classes: Sequence[int],
+    *,
+    partition: str = "60+4x10",
+    batch_size: int = 10,
+    base_batch_size: int = 100,
+    order_seed: int = 0,
+    allow_leak: bool = False,
+    rows_at_once: int | None = None,
+) -> Stream:
+    """The data set as a stream for a network that was trained on these classes (none: the file does not say).
+
+    ``rows_at_once`` makes larger batches, for methods whose answer does not depend on them.
+    """
+    blocks = blocks_on_network(parse_partition(partition, data.n_classes), network_classes, order_seed)
+    known = set(network_classes) or set(blocks[0])
+    leaked = len(known - set(blocks[0]))
+    if leaked and not allow_leak:
+        raise WrongBaseError(
+            f"partition {partition} has {len(blocks[0])} base classes, but the network was trained on {len(known)}: "
+            f"{leaked} of them would come again as novel; leave this partition out or allow the leak"
+        )
+    about: dict[str, JSON] = {
+        "dataset": data.name,
+        "options": data.options,
+        "fingerprint": data.fingerprint,
+        "partition": partition,
+        "order_seed": order_seed,
+        "batch_size": batch_size,
+        "base_batch_size": base_batch_size,
+        "drop_last": False,
+        **data.made_by,
+        LEAK: leaked,
+        UNTRAINED: len(set(blocks[0]) - known),
+    }
+    if rows_at_once is not None:
+        about["rows_at_once"] = rows_at_once
+    return Stream(
+        data,
+        blocks,
+        about,
+        seed=order_seed,
+        batch_size=rows_at_once or batch_size,
+        base_batch_size=max(base_batch_size, rows_at_once or 0),
+        drop_last=False,
+        base_seed=0,  # so that all orders on one network share its base session
+    )
+
+
+def blocks_on_network(sizes: Sequence[int], network_classes: Sequence[int], order: int) -> list[tuple[int, ...]]:
+    """Classes of each session. Order 0 is the usual order of seed 0; others permute what comes after the base.
+
+    The base session takes the network's own classes first. If it is smaller than they are, some come later as if
+    novel. If it is larger, classes the network has not seen fill it up, a different set in each order.
+    """
+    usual = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(0)).tolist()
+    known = list(network_classes) or usual[: sizes[0]]
+    early = known[: sizes[0]]
+    late = [*known[sizes[0] :], *(label for label in usual if label not in set(known))]
+    if order:
+        late = [late[i] for i in torch.randperm(len(late), generator=generator(order, "arena order"))]
+    everything = [*early, *late]
+    return [tuple(everything[a:b]) for a, b in pairwise(np.cumsum([0, *sizes]).tolist())]
