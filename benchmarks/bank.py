@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from nocl.experiments.features import FeatureData, extract, tensors
 from torch import Tensor
 
 from nocl import data, metrics
+from nocl.data.features import FeatureData, extract, tensors
 from nocl.learner import FrozenLearner
 from nocl.metrics import Scores
 from nocl.nets import build

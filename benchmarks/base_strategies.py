@@ -14,16 +14,14 @@ goes on from ``--cache``.
 import json
 from pathlib import Path
 
-from nocl.experiments.features import extract
-from nocl.experiments.grid.estimate import views
-
 from bank import keep, parser, percent
 from nocl import data
 from nocl.experiments.base_copy import PARTITION, base_only
-from nocl.experiments.compare import Contender, Contest, Course, stages_of
+from nocl.experiments.compare import read_method
+from nocl.experiments.job import Job
 from nocl.plumbing.types import JSON
 from nocl.results import environment
-from nocl.streams import Stream, class_incremental
+from nocl.streams import class_incremental
 from tune_rda import RECIPE, train
 
 STRATEGIES: dict[str, dict[str, JSON]] = {
@@ -39,16 +37,25 @@ STRATEGIES: dict[str, dict[str, JSON]] = {
 METHODS = ("rda", "slda", "ncm", "dsr@dim=256")
 
 
-def rivals(stream: Stream, network: Path, backbone: str, cache: Path) -> dict[str, JSON]:
+def pseudo(root: Path) -> data.Dataset:
+    """The data set of the runs: training images of CIFAR-100's base classes alone."""
+    whole = data.load("cifar100", root=root)
+    return base_only(whole, class_incremental(whole).blocks[0])
+
+
+def rivals(network: Path, backbone: str, root: Path, cache: Path) -> dict[str, JSON]:
     """Scores of each method on this network's features, in percent."""
-    course = Course(PARTITION, 0, stream.blocks, 0, 0)
-    found: dict[str, JSON] = {}
-    for text in METHODS:
-        contender = Contender.parse(text)
-        stages = stages_of(contender, backbone, stream.image_size)
-        features = extract(stream.data, network, cache=cache, backbone=backbone, stages=stages)
-        found[text] = percent(Contest(features, network, backbone).runs(contender, [course])[0].last)
-    return found
+    like = Job(
+        "ncm", {"backbone": backbone}, dataset="base_strategies:pseudo", root=str(root), partition=PARTITION,
+        network_from=str(network), feature_cache=str(cache),
+    )  # fmt: skip
+    return {text: percent(read_method(text, like).run(cache=cache).last) for text in METHODS}
+
+
+def views(objective: str) -> int:
+    """Images that pass the network for each image of a base batch."""
+    views = 2 if objective.startswith("sc") else 1
+    return views * (2 if "+da" in objective else 1) + (3 if "+ssl" in objective else 0)
 
 
 def main() -> None:
@@ -57,8 +64,7 @@ def main() -> None:
     arguments.add_argument("--backbone", default="tiny_resnet18")
     arguments.add_argument("--epochs", type=int, default=4)
     args = arguments.parse_args()
-    whole = data.load("cifar100", root=args.data)
-    copy = base_only(whole, class_incremental(whole).blocks[0])
+    copy = pseudo(args.data)
     path = args.out / f"base_strategies-{args.backbone}-{args.epochs}.json"
     rows: list[JSON] = json.loads(path.read_text())["rows"] if path.exists() else []
     done = {row["strategy"] for row in rows if isinstance(row, dict)}
@@ -67,7 +73,7 @@ def main() -> None:
         recipe = {**RECIPE, **STRATEGIES[name], "epochs": args.epochs}
         commit = environment()["commit"]
         network, origin = train(stream, args.backbone, recipe, args.cache)
-        row = rivals(stream, network, args.backbone, args.cache)
+        row = rivals(network, args.backbone, args.data, args.cache)
         passes = views(str(recipe.get("objective", "ce")))
         rows.append({"strategy": name, "passes": passes, "commit": commit, "base": origin, **row})
         print(name, row, flush=True)

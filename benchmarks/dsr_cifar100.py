@@ -18,10 +18,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from nocl.experiments.features import extract, tensors
 from torch import Tensor
 
 from nocl import data, metrics, nets
+from nocl.data.features import extract, tensors
 from nocl.experiments.base_copy import PARTITION, base_only
 from nocl.learner import FrozenLearner
 from nocl.methods.dsr import DSR

@@ -13,11 +13,11 @@ from time import process_time
 
 import numpy as np
 import torch
-from nocl.experiments.features import extract, tensors
 
 from bank import STAGES, keep, open_bank, parser, percent
 from nocl import data
 from nocl.data import ImageSet
+from nocl.data.features import extract, tensors
 from nocl.methods.rda.method import RDA
 
 

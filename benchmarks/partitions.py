@@ -9,13 +9,12 @@ exact statistics of the same images), so one learner serves all partitions and o
 differently. Writes partitions.json.
 """
 
-from nocl.experiments.features import trained_classes
-
 from bank import Bank, keep, open_bank, parser, percent
-from nocl.experiments.compare import course
+from nocl.data.features import trained_classes
+from nocl.experiments.on_network import blocks_on_network
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.types import JSON
-from nocl.streams import PARTITIONS
+from nocl.streams import PARTITIONS, parse_partition
 
 CONTENDERS: dict[str, dict[str, JSON]] = {"default": {}}
 
@@ -23,19 +22,25 @@ CONTENDERS: dict[str, dict[str, JSON]] = {"default": {}}
 def rows(bank: Bank, name: str, params: dict[str, JSON], trained: tuple[int, ...] | None) -> list[JSON]:
     """One learner's scores under every partition."""
     learner = RDA(**params)  # type: ignore[arg-type]
-    order = course("60+4x10", bank.n_classes, 0, trained).blocks
+    order = _blocks("60+4x10", bank.n_classes, trained)
     bank.teach_base(learner, order[0])
     bank.teach(learner, order[1:], size=500)
     answers = bank.predict(learner)
     found: list[JSON] = []
     for partition in PARTITIONS:
-        each = course(partition, bank.n_classes, 0, trained, allow_leak=True)
-        marks: dict[str, JSON] = {"leaked": each.leaked, "untrained": each.untrained}
-        found.append(
-            {"settings": name, "partition": partition, **marks, **percent(bank.scores_of(answers, each.blocks))}
-        )
+        blocks = _blocks(partition, bank.n_classes, trained)
+        known = set(trained or blocks[0])
+        marks: dict[str, JSON] = {
+            "leaked": len(known - set(blocks[0])),
+            "untrained": len(set(blocks[0]) - known),
+        }
+        found.append({"settings": name, "partition": partition, **marks, **percent(bank.scores_of(answers, blocks))})
         print(found[-1], flush=True)
     return found
+
+
+def _blocks(partition: str, n_classes: int, trained: tuple[int, ...] | None) -> list[tuple[int, ...]]:
+    return blocks_on_network(parse_partition(partition, n_classes), trained or (), 0)
 
 
 def main() -> None:

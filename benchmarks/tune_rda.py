@@ -11,14 +11,15 @@ preference from elsewhere. The network is the tiny one by default, so that the s
 is counted in images per feature value so that it carries over to another width.
 """
 
+import itertools
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from nocl.experiments.features import extract
 
 from bank import STAGES, Bank, keep, parser, percent
 from nocl import data
-from nocl.experiments.base_copy import PARTITION, base_only, search
+from nocl.data.features import extract
+from nocl.experiments.base_copy import PARTITION, base_only
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.files import write_tensors
 from nocl.plumbing.types import JSON
@@ -41,6 +42,34 @@ ROUNDS: list[dict[str, list[JSON]]] = [
 ]
 SWEEPS = 3  # at most
 SHOTS = (5, None)
+
+
+def search(
+    start: dict[str, JSON],
+    rounds: Sequence[Mapping[str, Sequence[JSON]]],
+    evaluate: Callable[[dict[str, JSON]], float],
+    *,
+    margin: float = 0.0,
+) -> tuple[dict[str, JSON], list[dict[str, JSON]]]:
+    """The best settings found by one round after another, and every trial with its ``value``.
+
+    A round tries all combinations of its choices with everything else as the rounds before left it. The first that
+    comes within ``margin`` of the best wins, so list the simplest first and let the margin be what chance can do.
+
+    >>> search({"a": 0, "b": 0}, [{"a": [1, 2]}, {"b": [3]}], lambda p: p["a"] + p["b"])[0]
+    {'a': 2, 'b': 3}
+    """
+    trials: list[dict[str, JSON]] = []
+    best = dict(start)
+    for choices in rounds:
+        tried: list[tuple[float, dict[str, JSON]]] = []
+        for values in itertools.product(*choices.values()):
+            settings = {**best, **dict(zip(choices, values))}
+            tried.append((evaluate(settings), settings))
+            trials.append({**settings, "value": tried[-1][0]})
+        enough = max(value for value, _ in tried) - margin
+        best = next(settings for value, settings in tried if value >= enough)
+    return best, trials
 
 
 class Bench:

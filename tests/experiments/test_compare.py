@@ -1,4 +1,4 @@
-"""Comparisons: stored features, orders on a given network, runs equal to those through images, the table, the command."""
+"""Comparisons: stored features, orders on a given network, runs equal to those through images, tables."""
 
 import json
 from dataclasses import replace

@@ -83,10 +83,12 @@ def steps(description: str, total: int | None = None) -> Iterator[Callable[[int]
         yield lambda n: None
         return
     task = reporter.start(description, total)
+    done = 0
 
     def advance(n: int) -> None:
-        for _ in range(n):
-            reporter.advance(task)
+        nonlocal done
+        done += n
+        reporter.show(task, done, total)
 
     try:
         yield advance

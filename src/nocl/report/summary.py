@@ -117,7 +117,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def seed_pair(result: RunResult) -> tuple[int, str]:
-    """What makes two runs of a group different draws: the run's seed, class order, the stream's seed and given network."""
+    """What makes two runs of a group different draws: seed, class order, the stream's seed, given network."""
     parts = [result.stream.get(name) for name in ("order_seed", "seed")]
     order = " ".join(text(part) for part in parts[: 1 if parts[1] is None else 2])
     return result.seed, order + (f" {_weights(result)}" if "features" in result.stream else "")
