@@ -19,7 +19,7 @@ import platformdirs
 from nocl import data
 from nocl.arrivals import STREAMS
 from nocl.data import Dataset
-from nocl.experiments.features import FeatureData, extract
+from nocl.data.features import FeatureData, extract
 from nocl.experiments.job import over
 from nocl.learner import Learner
 from nocl.methods import METHODS, make
