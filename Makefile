@@ -48,7 +48,7 @@ chromium:
 test: check chromium
 	@rm -f $(LEFT_OUT)
 	NOCL_LEFT_OUT=$(LEFT_OUT) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
-	NOCL_LEFT_OUT=$(LEFT_OUT) OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/experiments/test_ray.py
+	NOCL_LEFT_OUT=$(LEFT_OUT) OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/experiments/test_ray.py tests/app/test_sharded_ray.py
 
 format: $(DONE)
 	$(BIN)/ruff format .

@@ -8,6 +8,7 @@ It works in pipelines, searches and cross-validation. Needs the extra ``sklearn`
 a safetensors file, which is safe to open; a pickle is safe only from people you trust.
 """
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -188,7 +189,9 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any, *, reset: bool) -> tuple[NDArray[np.float32], NDArray[Any]]:
         X, y = validate_data(self, X, y, reset=reset, dtype=np.float64)
-        check_classification_targets(y)
+        with warnings.catch_warnings():  # a batch of a stream may well hold many classes of one sample each
+            warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+            check_classification_targets(y)
         return _float32(X), column_or_1d(y, warn=True)
 
     def _scores(self, X: Any) -> NDArray[np.float32]:

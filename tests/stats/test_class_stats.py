@@ -67,3 +67,23 @@ def test_bad_features_are_refused() -> None:
         stats.update(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="NaN or infinity"):
         stats.update(torch.tensor([[0.0, float("nan")]]), torch.zeros(1, dtype=torch.int64))
+
+
+def test_wide_features_give_the_same_scatter_to_rounding() -> None:
+    z = torch.randn(40, 1280, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    stats = ClassStats(1280, "shared")
+    stats.grow(1)
+    stats.update(z, torch.zeros(40, dtype=torch.int64))
+    centred = z - z.mean(0)
+    torch.testing.assert_close(stats.scatter, centred.T @ centred, rtol=1e-12, atol=1e-12)
+
+
+def test_spread_false_leaves_the_scatter_when_merging() -> None:
+    z, y = _samples()
+    whole, part = _fed("shared", 90, z, y), _fed("shared", 90, z[:30], y[:30])
+    before = whole.scatter.clone()
+    whole.merge(part, spread=False)
+    assert torch.equal(whole.scatter, before)
+    assert int(whole.count.sum()) == 120
+    whole.subtract(part, spread=False)
+    torch.testing.assert_close(whole.mean, _fed("shared", 90, z, y).mean)

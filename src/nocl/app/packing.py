@@ -28,13 +28,23 @@ def unpack(payload: bytes, empty: Classifier) -> Classifier:
     """What ``pack`` was given, on a copy of an empty classifier made by ``apart``."""
     part = empty.copy()
     learner = part.learner_
-    length = int.from_bytes(payload[:8], "little")
-    about = json.loads(payload[8 : 8 + length])["__metadata__"]
-    counts: dict[str, int] = json.loads(about["counts"])
-    shapes: dict[str, list[int]] = json.loads(about["zeros"])
+    counts = counts_in(payload)
+    shapes: dict[str, list[int]] = json.loads(_about(payload)["zeros"])
     types = {name: tensor.dtype for name, tensor in learner.state_dict().items()}
     zeros = {name: torch.zeros(shape, dtype=types[name]) for name, shape in shapes.items()}
     learner.load_state_dict(tensors_from(payload) | zeros, strict=False)  # the network is the model's own
     part._names = {label_of(name): name for name in counts}
     part._counts.update(counts)
     return part
+
+
+def counts_in(payload: bytes) -> dict[str, int]:
+    """Names and counts of the classes in what ``pack`` made."""
+    counts: dict[str, int] = json.loads(_about(payload)["counts"])
+    return counts
+
+
+def _about(payload: bytes) -> dict[str, str]:
+    length = int.from_bytes(payload[:8], "little")
+    about: dict[str, str] = json.loads(payload[8 : 8 + length])["__metadata__"]
+    return about

@@ -20,7 +20,7 @@ import torch
 
 from nocl.app import modelfile
 from nocl.app.classifier import Classifier
-from nocl.app.packing import pack, unpack
+from nocl.app.packing import counts_in, pack, unpack
 from nocl.app.sources import Bad, Source
 from nocl.data.decode import BadImagesError
 from nocl.plumbing.cluster import on_ray
@@ -157,10 +157,10 @@ def _is_there(path: Path, skip_bad: bool) -> bool:
 def _merge(model: Classifier, empty: Classifier, files: Sequence[Path], order: Sequence[str]) -> Bad:
     """Add all parts to the model, in their order; its new classes come in ``order``."""
     bad: Bad = {}
-    parts = [_read_part(file) for file in files]
-    present = {name for part in parts for name in unpack(part.payload, empty).counts_}
+    present = {name for file in files for name in counts_in(_read_part(file).payload)}
     model.expect([name for name in order if name in present])
-    for part in parts:
+    for file in files:  # read again: all of them at once may be more than the memory holds
+        part = _read_part(file)
         bad |= part.bad
         model.take_in(unpack(part.payload, empty))
     return bad

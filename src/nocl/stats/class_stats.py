@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+_WIDE = 512  # values of a feature, from which halving a product pays
 Spread = Literal["none", "diagonal", "full", "shared"]
 
 
@@ -120,10 +121,10 @@ class ClassStats(nn.Module):
         if self.spread == "none":
             return deviations.new_zeros(n, 0)
         if self.spread == "shared":
-            return deviations.T @ deviations
+            return gram(deviations)
         if self.spread == "diagonal":
             return deviations.new_zeros(n, self.dim).index_add_(0, inverse, deviations.square())
-        parts = (deviations[inverse == i] for i in range(n))
+        parts = deviations[inverse.argsort(stable=True)].split(torch.bincount(inverse, minlength=n).tolist())
         return torch.stack([part.T @ part for part in parts])
 
     def _fold(self, classes: Tensor, counts: Tensor, means: Tensor, scatter: Tensor | None) -> None:
@@ -143,6 +144,21 @@ class ClassStats(nn.Module):
             self.scatter += scatter + (weight * shift).T @ shift
         self.mean[classes] += (counts / whole)[:, None] * shift
         self.count[classes] = after.long()
+
+
+def gram(x: Tensor) -> Tensor:
+    """``x.T @ x``. It is symmetric, so wide matrices need little more than half of the products.
+
+    >>> gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[10., 14.],
+            [14., 20.]])
+    """
+    if x.shape[1] < _WIDE:
+        return x.T @ x
+    half = x.shape[1] // 2
+    left, right = x[:, :half], x[:, half:]
+    across = left.T @ right
+    return torch.cat([torch.cat([gram(left), across], 1), torch.cat([across.T, gram(right)], 1)])
 
 
 def shrink_covariances(scatter: Tensor, count: Tensor, shared: Tensor, prior: float) -> Tensor:
