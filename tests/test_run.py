@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nocl.checks import QUICK
 from nocl.experiments.job import Job
@@ -245,3 +246,21 @@ def test_without_a_base_session_a_network_must_be_given(tmp_path: Path) -> None:
 def test_a_stream_without_sessions_is_refused_by_a_method_that_needs_them() -> None:
     with pytest.raises(UnsupportedError, match="never says"):
         run(learner("pass"), arrange(small(10), "shuffled"))
+
+
+def test_a_network_of_other_data_needs_no_base_session(tmp_path: Path) -> None:
+    state = learner("ncm").network.state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "other.safetensors")
+    data = small(10, per_class=6)
+
+    def again() -> RunResult:
+        stream = arrange(data, "disjoint:base=0,sessions=3", batch_size=4)
+        return run(learner("ncm", weights=str(tmp_path / "other.safetensors")), stream, folder=tmp_path / "run")
+
+    result = again()
+    assert result.sizes == (0, 4, 3, 3)
+    assert result.base_acc is None
+    assert result.base["weights"] == "other.safetensors"
+    assert result.accuracy[0] == (None,) * 4
+    assert result.novel_acc == result.acc == pytest.approx(result.a_last)
+    assert again() == result

@@ -30,7 +30,7 @@ from nocl.plumbing.parameters import Count, check_values, parameters_of
 from nocl.plumbing.progress import track
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, BaseSession, Batch
-from nocl.pretrain import Recipe, Trained, load_weights, train_base
+from nocl.pretrain import Recipe, Trained, load_given, train_base
 
 
 class NotFittedError(RuntimeError):
@@ -150,11 +150,11 @@ class Learner(Merging):
         if self.needs_base:
             raise UnsupportedError(f"{type(self).__name__} needs a base session: {self.needs_base}")
         if self.weights is not None:
-            self.base_ = load_weights(self.network, Path(self.weights), allowed=set())
+            self.base_ = load_given(self.network, Path(self.weights), self.backbone, allowed=set())
         elif next(self.network.parameters(), None) is not None:
             raise UnsupportedError(
                 "this stream has no base session to train a network in: give the weights of one that was trained on "
-                "other data (--backbone-from FILE), or choose a stream with base classes"
+                "other data (--backbone-from FILE, or --set weights=pretrained), or choose a stream with base classes"
             )
         self.eval()
         return self

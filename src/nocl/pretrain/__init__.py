@@ -8,7 +8,7 @@ here evaluates or ever sees a novel class.
 from nocl.pretrain.heads import heads_on_features, trains_on_features
 from nocl.pretrain.objectives import OBJECTIVES, Contrastive, CrossEntropy, Objective, Strategy
 from nocl.pretrain.recipe import Recipe
-from nocl.pretrain.training import Trained, WrongBaseError, load_weights, train_base
+from nocl.pretrain.training import Trained, WrongBaseError, load_given, load_weights, train_base
 
 __all__ = [
     "OBJECTIVES",
@@ -20,6 +20,7 @@ __all__ = [
     "Trained",
     "WrongBaseError",
     "heads_on_features",
+    "load_given",
     "load_weights",
     "train_base",
     "trains_on_features",

@@ -71,13 +71,7 @@ def train_base(
         if weights is not None:
             raise ValueError(f"stored features take no weights ({weights.name}): some network has made them already")
         return _heads_of_stored(network, base, recipe, classes, seed, train_heads, workdir)
-    origin: dict[str, JSON] = {}
-    if weights is not None and str(weights) == PRETRAINED:
-        origin = load_pretrained(network, name)
-        if not origin:
-            raise WrongBaseError(f"the network {name!r} has no weights of its own: give a file, or train it")
-    elif weights is not None:
-        origin = load_weights(network, weights, allowed=set(classes))
+    origin = {} if weights is None else load_given(network, weights, name, allowed=set(classes))
     dim = network.feature_dim(image_size)
     training = _Training(network, dim, recipe, classes, seed, frozen=weights is not None)
     if weights is not None and not train_heads:
@@ -119,6 +113,16 @@ def _heads_of_stored(
     with _alone(path):
         objective, losses = kept_heads(path, key, network, features, recipe, n_classes=len(classes), seed=seed)
     return Trained(objective, {**origin, "key": digest(key), "recipe": wanted, "heads": ON_FEATURES}, losses)
+
+
+def load_given(network: Backbone, weights: Path, name: str, *, allowed: set[int]) -> dict[str, JSON]:
+    """Load a network from a file, or by the word ``pretrained`` the weights that belong to its name."""
+    if str(weights) != PRETRAINED:
+        return load_weights(network, weights, allowed=allowed)
+    origin = load_pretrained(network, name)
+    if not origin:
+        raise WrongBaseError(f"the network {name!r} has no weights of its own: give a file, or train it")
+    return origin
 
 
 def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = None) -> dict[str, JSON]:
