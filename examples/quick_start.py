@@ -3,9 +3,8 @@
 python examples/quick_start.py
 """
 
-from nocl import class_incremental, make
+from nocl import class_incremental, make, run
 from nocl.data import load
-from nocl.run import run
 
 
 def main() -> None:

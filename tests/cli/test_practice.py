@@ -1,6 +1,10 @@
 """The commands for your own images, from folder to prediction; bad files, killed and merged models, ONNX."""
 
 import json
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +81,51 @@ def test_learning_folds_in_what_a_killed_service_learned(model: Path, tmp_path: 
     with pytest.raises(BusyFileError):
         nocl("learn", model, tmp_path / "new")
     lock.release()
+
+
+def test_a_new_model_learns_and_forgets(tmp_path: Path) -> None:
+    path = tmp_path / "new.nocl"
+    assert "0 classes, 0 images" in nocl("new", path, "--method", "ncm", "--backbone", "cifar100")
+    nocl("learn", path, folder_of(tmp_path / "a", {"red": 2, "blue": 2}))
+    assert "1 classes, 2 images learned" in nocl("forget", path, "red")
+    with pytest.raises(ValueError, match="no class 'red'; there are: blue"):
+        nocl("forget", path, "red")
+    with pytest.raises(FileExistsError, match="--force"):
+        nocl("new", path)
+    with pytest.raises(FileNotFoundError, match="nocl new"):
+        nocl("learn", tmp_path / "other.nocl", tmp_path / "a")
+    assert not list(tmp_path.glob(".other*"))
+
+
+def test_fit_uses_a_ready_split_and_keeps_what_is_there(tmp_path: Path) -> None:
+    folder_of(tmp_path / "set" / "train", {"red": 6, "green": 6})
+    folder_of(tmp_path / "set" / "test", {"red": 2, "green": 2}, seed=3)
+    said = nocl("fit", tmp_path / "set", "-o", tmp_path / "m.nocl", *BASE)
+    assert "2 classes, 12 images learned" in said
+    assert "100.0%  of 4 images" in said
+    with pytest.raises(FileExistsError, match="--force"):
+        nocl("fit", tmp_path / "set", "-o", tmp_path / "m.nocl", *BASE)
+    nocl("fit", tmp_path / "set", "-o", tmp_path / "m.nocl", *BASE, "--force")
+
+
+def test_serving_starts_an_empty_model_and_speaks_once_it_listens(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+    command = [sys.executable, "-m", "nocl", "serve", str(tmp_path / "kitchen.nocl"), "--port"]
+    with subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        line = service.stdout.readline()
+        assert "is new and knows no class yet" in line
+        address = line.rsplit(" ", 1)[1].strip()
+        with urllib.request.urlopen(f"{address}healthz", timeout=30) as answer:
+            assert answer.status == 200
+        taken = subprocess.run([*command, address.rstrip("/").rsplit(":", 1)[1]], capture_output=True, text=True)
+        assert taken.returncode == 1
+        assert taken.stdout == ""
+        assert taken.stderr.count("\n") == 1
+        assert "choose another --port" in taken.stderr
+        service.send_signal(signal.SIGINT)
+        service.wait(timeout=60)
+    assert Classifier.load(tmp_path / "kitchen.nocl").class_names == []
 
 
 def test_merging_two_machines(model: Path, tmp_path: Path) -> None:

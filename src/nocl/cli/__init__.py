@@ -27,15 +27,17 @@ class Entry(NamedTuple):
 IMAGES, RESEARCH = "Your own images", "Research"
 COMMANDS: dict[str, dict[str, Entry]] = {
     IMAGES: {
+        "new": Entry("practice", "Make an empty model, ready to learn."),
         "fit": Entry("practice", "Start a model from base images: DIR/<class>/<image>."),
-        "learn": Entry("practice", "Learn the images of a folder, each once."),
-        "predict": Entry("practice", "Print the most probable classes of image files."),
-        "evaluate": Entry("practice", "Measure the accuracy on a folder of labelled images, class by class."),
-        "serve": Entry("practice", "Serve a model over HTTP, with a web page at /."),
-        "inspect": Entry("practice", "Show what a model file is and what it keeps."),
+        "learn": Entry("practice", "Learn the images of a folder, each once; --watch goes on as they come."),
+        "forget": Entry("practice", "Remove a class from a model."),
+        "predict": Entry("answers", "Print the most probable classes of image files."),
+        "evaluate": Entry("answers", "Measure the accuracy on a folder of labelled images, class by class."),
+        "serve": Entry("answers", "Serve a model over HTTP, with a web page at /."),
+        "inspect": Entry("answers", "Show what a model file is and what it keeps."),
         "merge": Entry("practice", "Merge two models that learned different images on the same network."),
         "embed": Entry("embed", "Write the features of a folder of images as one .npz file."),
-        "export": Entry("practice", "Write the model as an ONNX file."),
+        "export": Entry("answers", "Write the model as an ONNX file."),
     },
     RESEARCH: {
         "list": Entry("names", "List the methods, data sets or partitions that have a name."),

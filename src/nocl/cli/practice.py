@@ -1,69 +1,87 @@
-"""Commands for your own images: fit, learn, predict, evaluate, merge, inspect, export, serve."""
+"""Commands that make or change a model of your own images: new, fit, learn, forget, merge."""
 
 import json
-import os
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
 
-from nocl.app import modelfile
 from nocl.app.backbones import DEFAULT as DEFAULT_BACKBONE
 from nocl.app.classifier import DEFAULT_METHOD, Classifier
 from nocl.app.serve.journal import has_lessons
 from nocl.app.serve.store import Store, journal_of
 from nocl.app.sharded import clear_parts, learn_sharded
 from nocl.app.sources import Bad, Source, open_source
+from nocl.app.watching import Watch
+from nocl.cli.pictures import Device, Folder, Model, SkipBad, Trust, load_model, measure, measured, read_folder, summary
 from nocl.cli.show import shown_progress
-from nocl.data.decode import BadImageError, BadImagesError
-from nocl.data.folder import class_files
+from nocl.data.decode import BadImagesError
+from nocl.data.folder import has_splits
 from nocl.plumbing.files import holding
-from nocl.plumbing.progress import steps, track
+from nocl.plumbing.progress import steps
 from nocl.plumbing.workers import cores
 
 practice_app = typer.Typer()
-_AT_ONCE = 64
+SECONDS_BETWEEN_LOOKS = 1.0
 
-Model = Annotated[Path, typer.Argument(help="A model file (.nocl).")]
-Folder = Annotated[Path, typer.Argument(help="A folder with one folder of images for each class.")]
-SkipBad = Annotated[bool, typer.Option(help="Leave out files that are not images, with a warning.")]
-Trust = Annotated[bool, typer.Option(help="Allow a method or network of your own: its code is run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")]
+Method = Annotated[str, typer.Option(help="How to learn; see `nocl list methods`.")]
+Backbone = Annotated[
+    str, typer.Option(help="efficientnet_lite0 to 2, cifar100, FILE.safetensors, timm:NAME, or a network to train.")
+]
+Size = Annotated[
+    int | None, typer.Option(help="Side in pixels to which images are brought; default the network's own.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an output file that exists.")]
+
+
+@practice_app.command()
+def new(
+    model_file: Annotated[Path, typer.Argument(help="The model file to write (.nocl).")],
+    method: Method = DEFAULT_METHOD,
+    backbone: Backbone = DEFAULT_BACKBONE,
+    size: Size = None,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Make an empty model, ready to learn."""
+    _refuse_overwriting(model_file, force)
+    model = Classifier(method, backbone=backbone, size=size, seed=seed)
+    model.save(model_file)
+    print(f"{model_file}: {model!r}; teach it: nocl learn {model_file} FOLDER, or nocl serve {model_file}")
 
 
 @practice_app.command()
 def fit(
     folder: Folder,
     output: Annotated[Path, typer.Option("-o", "--output", help="The model file to write.")],
-    method: Annotated[str, typer.Option(help="How to learn.")] = DEFAULT_METHOD,
-    backbone: Annotated[
-        str,
-        typer.Option(help="efficientnet_lite0 to 2, cifar100, FILE.safetensors, timm:NAME, or a network to train."),
-    ] = DEFAULT_BACKBONE,
-    size: Annotated[
-        int | None, typer.Option(help="Side in pixels to which images are brought; default the network's own.")
-    ] = None,
+    method: Method = DEFAULT_METHOD,
+    backbone: Backbone = DEFAULT_BACKBONE,
+    size: Size = None,
     holdout: Annotated[float, typer.Option(help="Share of each class kept back to calibrate with.")] = 0.1,
     param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeat.")] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the network's training; repeat.")] = None,
-    seed: int = 0,
+    seed: Seed = 0,
+    force: Force = False,
     skip_bad: SkipBad = False,
     device: Device = "cpu",
 ) -> None:
-    """Start a model from base images: DIR/<class>/<image>."""
+    """Start a model from base images: DIR/<class>/<image>. With DIR/train and DIR/test, the test images test it."""
+    _refuse_overwriting(output, force)
+    split = has_splits(folder, "test")
     model = Classifier(
         method, backbone=backbone, size=size, holdout=holdout, device=device, seed=seed,
         params=_settings(param), recipe=_settings(recipe),
     )  # fmt: skip
-    read = list(_read(folder, model, skip_bad))
+    read = list(read_folder(folder / "train" if split else folder, model, skip_bad))
     model.fit(torch.cat([x for x, _ in read]), [name for _, names in read for name in names])
     model.save(output)
-    _say(f"{output}: {_summary(model)}")
+    print(f"{output}: {summary(model)}")
+    if split:
+        print(f"{measured(measure(model, folder / 'test', skip_bad))} in {folder / 'test'}")
 
 
 @practice_app.command()
@@ -79,12 +97,21 @@ def learn(
     ray: Annotated[
         str | None, typer.Option(help="Learn on the Ray cluster at this address, or start one here: local.")
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Keep running: learn images as they are put into class folders. Ctrl-C ends."),
+    ] = False,
     skip_bad: SkipBad = False,
     trust: Trust = False,
     device: Device = "cpu",
 ) -> None:
     """Learn the images of a folder, each once. The model file is the old one or the new one, never half."""
     _fold_journal(model_file, trust)
+    if watch:
+        if output or workers or ray:
+            raise ValueError("--watch learns in place and in one process: leave out --output, --workers and --ray")
+        _watch(model_file, folder, trust, device)
+        return
     source, target = open_source(folder), output or model_file
     with holding(model_file):
         with shown_progress():
@@ -101,78 +128,25 @@ def learn(
         clear_parts(model_file)
     for path, reason in bad.items():
         print(f"nocl: left out {path}: {reason}", file=sys.stderr)
-    _say(f"{target}: {_summary(model)}")
+    print(f"{target}: {summary(model)}")
 
 
 @practice_app.command()
-def predict(
+def forget(
     model_file: Model,
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
-    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 3,
-    reject: Annotated[
-        float | None, typer.Option(help="Answer 'none of these' where this share of known images would be unsure.")
-    ] = None,
-    as_json: AsJson = False,
+    name: Annotated[str, typer.Argument(help="The class to forget.")],
     trust: Trust = False,
-    device: Device = "cpu",
 ) -> None:
-    """The likeliest classes of image files, with probabilities."""
-    model = _load(model_file, trust, device)
-    failed = 0
-    for path in images:
+    """Remove a class, its name and its statistics from a model."""
+    _fold_journal(model_file, trust)
+    with holding(model_file):
+        model = Classifier.load(model_file, trust=trust)
         try:
-            scores = model.learner_.decision_function(model.read(path)).cpu()
-        except (BadImageError, OSError) as error:
-            failed += 1
-            if as_json:
-                _say(json.dumps({"file": str(path), "error": str(error)}))
-            print(f"nocl: {error}", file=sys.stderr)
-            continue
-        found = _top(model, scores, top)
-        refused = reject is not None and bool(model.refused(scores, reject)[0])
-        if as_json:
-            answer = None if refused else found[0]["label"]
-            _say(json.dumps({"file": str(path), "label": answer, "top": found}))
-        else:
-            shown = ", ".join(f"{one['label']} {one['probability']:.1%}" for one in found)
-            _say(f"{path}: {'none of these; nearest: ' if refused else ''}{shown}")
-    if failed:
-        raise typer.Exit(1)
-
-
-@practice_app.command()
-def evaluate(
-    model_file: Model,
-    folder: Folder,
-    as_json: AsJson = False,
-    skip_bad: SkipBad = False,
-    trust: Trust = False,
-    device: Device = "cpu",
-) -> None:
-    """Accuracy on a folder of labelled images, by class; classes the model does not know are counted apart."""
-    model = _load(model_file, trust, device)
-    right: dict[str, list[bool]] = {}
-    for x, names in _read(folder, model, skip_bad):
-        for name, found in zip(names, model.predict(x)):
-            right.setdefault(name, []).append(bool(name == found))
-    known = {name: float(np.mean(hits)) for name, hits in right.items() if name in model.counts_}
-    images = sum(len(right[name]) for name in known)
-    result = {
-        "images": images,
-        "accuracy": sum(sum(right[name]) for name in known) / images if images else None,
-        "mean_over_classes": float(np.mean(list(known.values()))) if known else None,
-        "classes": {name: {"images": len(right[name]), "accuracy": value} for name, value in known.items()},
-        "unknown_classes": sorted(set(right) - set(known)),
-    }
-    if as_json:
-        _say(json.dumps(result))
-        return
-    for name, value in sorted(known.items()):
-        _say(f"{value:7.1%}  {name} ({len(right[name])})")
-    if images:
-        _say(f"{result['accuracy']:7.1%}  of {images} images; {result['mean_over_classes']:.1%} mean over classes")
-    if result["unknown_classes"]:
-        _say(f"not in the model: {', '.join(sorted(set(right) - set(known)))}")
+            model.forget(name)
+        except KeyError as error:
+            raise ValueError(error.args[0]) from None
+        model.save(model_file, held=True)
+    print(f"{model_file}: {summary(model)}")
 
 
 @practice_app.command()
@@ -183,84 +157,16 @@ def merge(
     base: Annotated[
         Path | None, typer.Option(help="The model both come from, if both went on learning its classes.")
     ] = None,
+    force: Force = False,
     trust: Trust = False,
 ) -> None:
-    """Join what two machines learned from different images on the same network: the same as one that saw all."""
-    model = _load(first, trust, "cpu")
-    common = None if base is None else _load(base, trust, "cpu")
-    model.merge(_load(second, trust, "cpu"), common)
+    """Merge two models that learned different images on the same network: the result is as if one had seen all."""
+    _refuse_overwriting(output, force)
+    model = load_model(first, trust, "cpu")
+    common = None if base is None else load_model(base, trust, "cpu")
+    model.merge(load_model(second, trust, "cpu"), common)
     model.save(output)
-    _say(f"{output}: {_summary(model)}")
-
-
-@practice_app.command()
-def inspect(model_file: Model, as_json: AsJson = False) -> None:
-    """What a model file is and what it keeps, without building the model."""
-    header = modelfile.describe(model_file)
-    if as_json:
-        _say(json.dumps(header, indent=1))
-        return
-    for key in ("method", "backbone", "nocl", "format"):
-        _say(f"{key:14} {header[key]}")
-    _say(f"{'size':14} {header['params']['image_size']} px")  # type: ignore[index, call-overload]
-    _say(f"{'bytes':14} {model_file.stat().st_size:,}")
-    calibration, privacy = header["calibration"], header["privacy"]
-    assert isinstance(calibration, dict)
-    assert isinstance(privacy, dict)
-    _say(f"{'calibrated on':14} {calibration['images']} held-out images")
-    for key, value in privacy.items():
-        _say(f"{key.replace('_', ' '):24} {value}")
-    classes, counts = header["classes"], header["counts"]
-    assert isinstance(classes, list)
-    assert isinstance(counts, list)
-    _say(f"{len(classes)} classes:")
-    for name, count in zip(classes, counts):
-        _say(f"{count:8}  {name}")
-
-
-@practice_app.command()
-def export(
-    model_file: Model,
-    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
-    trust: Trust = False,
-) -> None:
-    """Write the model for onnxruntime: pixels in, scores and probabilities out."""
-    from nocl.app.onnx import export_onnx
-
-    model = _load(model_file, trust, "cpu")
-    export_onnx(model, onnx)
-    _say(f"{onnx}: {len(model.class_names)} classes, {onnx.stat().st_size:,} bytes")
-
-
-@practice_app.command()
-def serve(
-    model_file: Model,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this machine need NOCL_TOKEN.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
-    private: Annotated[bool, typer.Option("--private", help="Reading needs the token too.")] = False,
-    name: Annotated[
-        list[str] | None, typer.Option(help="A host name by which others reach the service; repeat.")
-    ] = None,
-    onnxruntime_web: Annotated[
-        Path | None,
-        typer.Option(help="The folder dist of the npm package onnxruntime-web: lets the page recognise on the device."),
-    ] = None,
-    trust: Trust = False,
-    device: Device = "cpu",
-) -> None:
-    """Serve a model with a page at /: predictions while it learns. NOCL_TOKEN is the token for changes."""
-    try:
-        from nocl.app.serve.server import serve as run
-    except ModuleNotFoundError as error:
-        raise SystemExit(f"nocl: serving needs the package {error.name}: pip install 'nocl[serve]'") from error
-    _say(f"serving {model_file} at http://{host}:{port}/")
-    sys.stdout.flush()
-    run(
-        model_file, host=host, port=port, token=os.environ.get("NOCL_TOKEN") or None, private=private,
-        names=name or [], onnxruntime_web=onnxruntime_web, trust=trust, device=device,
-    )  # fmt: skip
+    print(f"{output}: {summary(model)}")
 
 
 def _learn_here(model_file: Path, source: Source, trust: bool, device: str) -> tuple[Classifier, Bad]:
@@ -269,48 +175,34 @@ def _learn_here(model_file: Path, source: Source, trust: bool, device: str) -> t
         return model, source.shuffled(model.seed).teach(model, advance)
 
 
-def _read(folder: Path, model: Classifier, skip_bad: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
-    """Batches of a folder's images with their class names; nothing is kept on disk."""
-    class_names, files, labels = class_files(folder)
-    bad: dict[str, str] = {}
-    starts = range(0, len(files), _AT_ONCE)
-    for start in track(starts, "reading images", total=len(starts)):
-        rows, names = [], []
-        for position in range(start, min(start + _AT_ONCE, len(files))):
-            try:
-                rows.append(model.read(files[position]))
-                names.append(class_names[labels[position]])
-            except BadImageError as error:
-                bad[str(files[position])] = str(error).removeprefix(f"{files[position]}: ")
-        if bad and not skip_bad:
-            raise BadImagesError(bad)
-        if rows:
-            yield torch.cat(rows), names
-    for path, reason in bad.items():
-        print(f"nocl: left out {path}: {reason}", file=sys.stderr)
+def _watch(model_file: Path, folder: Path, trust: bool, device: str) -> None:
+    with holding(model_file):
+        watch = Watch(model_file, folder, Classifier.load(model_file, trust=trust, device=device))
+        print(f"watching {folder}: put images into folders named for their classes; Ctrl-C ends", flush=True)
+        try:
+            while True:
+                step = watch.look()
+                for path, reason in step.bad.items():
+                    print(f"nocl: left out {path}: {reason}", file=sys.stderr)
+                if step.learned:
+                    print("learned " + ", ".join(f"{n} of {name}" for name, n in step.learned.items()), flush=True)
+                if not step.more:
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+        except KeyboardInterrupt:  # the usual end; what was learned is on disk
+            print(f"{model_file}: {summary(watch.model)}")
 
 
-def _load(path: Path, trust: bool, device: str) -> Classifier:
-    if has_lessons(journal_of(path)):
-        print(
-            f"nocl: {journal_of(path).name} lies beside {path.name}: a service is running or was killed, and what "
-            "it learned since it last wrote the model is not used here",
-            file=sys.stderr,
-        )
-    return Classifier.load(path, trust=trust, device=device)
+def _refuse_overwriting(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists: choose another name, or overwrite it with --force")
 
 
 def _fold_journal(path: Path, trust: bool) -> None:
-    """Take in what a killed service learned, before more is learned."""
+    """Take in what a killed service learned, before the model changes."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file; make one with: nocl new {path}")
     if has_lessons(journal_of(path)):
         Store(path, trust=trust).close()
-
-
-def _top(model: Classifier, scores: torch.Tensor, top: int) -> list[dict[str, Any]]:
-    best, columns = model.calibration_.probabilities(scores)[0].topk(min(top, len(model.class_names)))
-    return [
-        {"label": model.class_names[c], "probability": round(p, 6)} for p, c in zip(best.tolist(), columns.tolist())
-    ]
 
 
 def _settings(pairs: list[str] | None) -> dict[str, Any] | None:
@@ -324,12 +216,3 @@ def _settings(pairs: list[str] | None) -> dict[str, Any] | None:
         except json.JSONDecodeError:
             settings[name] = value
     return settings or None
-
-
-def _summary(model: Classifier) -> str:
-    images = sum(model.counts_.values())
-    return f"{len(model.class_names)} classes, {images} images learned, 0 stored"
-
-
-def _say(text: str) -> None:
-    print(text)

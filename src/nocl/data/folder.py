@@ -48,6 +48,8 @@ def folder(
 
 def class_files(root: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int64]]:
     """Class names in order, their files (at any depth, hidden ones left out), and the label of each."""
+    if not root.is_dir():
+        raise MissingDataError(f"{root}: no such folder")
     class_names = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")))
     if not class_names:
         raise MissingDataError(f"{root}: no class folders; expected {root}/<class name>/<image>")

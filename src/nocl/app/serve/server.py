@@ -3,7 +3,7 @@
 import ipaddress
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -33,16 +33,48 @@ def serve(
     onnxruntime_web: Path | None = None,
     trust: bool = False,
     device: str = "cpu",
+    start: Callable[[], None] = lambda: None,
+    listening: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve a model until interrupted, then write it whole."""
+    """Serve a model until interrupted, then write it whole.
+
+    ``start`` is called once the port is ours, before the model is read; ``listening`` with the address once
+    requests are answered.
+    """
     limits = limits or Limits()
     check_address(host, token)
+    listener = _listener(host, port)
+    start()
     own = [] if _is_address(host) else [host]
     store = Store(path, trust=trust, device=device)
     app = build(
         store, token=token, limits=limits, private=private, names=[*own, *names], onnxruntime_web=onnxruntime_web
     )
-    uvicorn.run(app, host=host, port=port, log_level="warning", **settings(limits))
+    shown = f"[{host}]" if ":" in host else host
+    server = _Announcing(uvicorn.Config(app, log_level="warning", **settings(limits)))
+    server.announce = lambda: listening(f"http://{shown}:{listener.getsockname()[1]}/")
+    server.run(sockets=[listener])
+
+
+class _Announcing(uvicorn.Server):  # type: ignore[misc]
+    """Says when it listens."""
+
+    announce: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self.announce()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """The socket to listen on, taken before anything else happens: a taken port is found at once."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(f"cannot listen on {host} port {port} ({reason}): choose another --port or --host") from None
 
 
 def _is_address(host: str) -> bool:
