@@ -25,6 +25,7 @@ from nocl.data.features import extract, tensors
 from nocl.experiments.base_copy import PARTITION, base_only
 from nocl.learner import FrozenLearner
 from nocl.methods.dsr import DSR
+from nocl.methods.dsr_calibrated import DSRCalibrated
 from nocl.methods.ncm import NCM
 from nocl.plumbing.files import write_json
 from nocl.plumbing.seeding import generator
@@ -34,35 +35,40 @@ from nocl.streams import class_incremental
 
 STAGES = (1, 2, 3, 4)  # cached with the features of the rivals' benchmarks; a learner takes its own
 PAPER: dict[str, JSON] = DSR.presets["paper"]
-CALIBRATED: dict[str, JSON] = DSR.presets["calibrated"]
+# DSRCalibrated set back to the paper's DSR, to add one ingredient at a time
+PLAIN: dict[str, JSON] = {
+    "stages": None,
+    "covariance": "diagonal",
+    "upper": "align",
+    "outer_lr": 0.01,
+    "outer_momentum": 0.0,
+    "outer_clip": 0.0,
+}
+DEPTHS: list[JSON] = [2, 3, 4]
 VARIANTS: dict[str, dict[str, JSON] | None] = {  # the most wanted first
     "ncm (tukey)": None,
     "T=0": {"iterations": 0},
     "dsr": {},
-    "calibrated": {**CALIBRATED},
+    "calibrated": {"stages": DEPTHS},
     "no lower level": {"refine": False},
     "no upper level": {"align": False},
     "paper": {**PAPER},
-    "write-back replace": {"proto_update": "replace"},
-    "full covariance": {"covariance": "full"},
-    "shrunk covariance": {"covariance": "shrunk"},
-    "several stages": {"stages": CALIBRATED["stages"]},
-    "several stages, T=0": {"stages": CALIBRATED["stages"], "iterations": 0},
-    "calibrated, last stage": {**CALIBRATED, "stages": None},
-    "calibrated, diagonal covariance": {**CALIBRATED, "covariance": "diagonal"},
-    "calibrated, alignment": {**CALIBRATED, "upper": "align"},
-    "calibrated, write-back replace": {**CALIBRATED, "proto_update": "replace"},
-    "calibrated, no lower level": {**CALIBRATED, "refine": False},
+    "full covariance": {**PLAIN, "covariance": "full"},
+    "shrunk covariance": {**PLAIN, "covariance": "shrunk"},
+    "several stages": {**PLAIN, "stages": DEPTHS},
+    "several stages, T=0": {**PLAIN, "stages": DEPTHS, "iterations": 0},
+    "calibrated, last stage": {"stages": None},
+    "calibrated, diagonal covariance": {"stages": DEPTHS, "covariance": "diagonal"},
+    "calibrated, alignment": {"stages": DEPTHS, "upper": "align"},
+    "calibrated, no lower level": {"stages": DEPTHS, "refine": False},
     "base_std_extra 0.05 (official)": {"base_std_extra": 0.05},
     "paper, phi exp": {**PAPER, "phi": "exp"},
     "paper, inner_lr 1": {**PAPER, "inner_lr": 1.0},
     "paper, inner_lr 10": {**PAPER, "inner_lr": 10.0},
     "outer_lr 0.1": {"outer_lr": 0.1},
-    "outer_lr 0.1, write-back replace": {"outer_lr": 0.1, "proto_update": "replace"},
     "power 0.75": {"power": 0.75},
     "K=80": {"samples": 80},
     "T=60": {"iterations": 60},
-    "clip_negative": {"clip_negative": True},
 }
 
 
@@ -136,12 +142,13 @@ def build(params: dict[str, JSON] | None, args: argparse.Namespace, projections:
     }  # fmt: skip
     own = params.get("recipe")
     recipe |= own if isinstance(own, dict) else {}
-    learner = DSR(**{**params, "backbone": args.backbone, "dim": args.dim, "recipe": recipe, "seed": args.seed})  # type: ignore[arg-type]
+    cls = DSRCalibrated if "stages" in params else DSR
+    learner = cls(**{**params, "backbone": args.backbone, "dim": args.dim, "recipe": recipe, "seed": args.seed})  # type: ignore[arg-type]
     alike = json.dumps([learner.full_recipe.heads_to_json(), learner.stages])
     if alike not in projections:
         z, y = args.features.session(0, learner)
         learner.meet(args.features.blocks[0])
-        learner.fit_projection(z, y)
+        learner.fit_projection(z, y, learner.full_recipe)
         projections[alike] = copy.deepcopy((learner.projection.state_dict(), learner.log_))  # as yet without sessions
     state, log = projections[alike]
     learner.projection.load_state_dict(state)

@@ -25,7 +25,7 @@ from nocl.checks import check_stream
 from nocl.plumbing.registry import UnknownNameError
 from nocl.plumbing.seeding import generator
 from nocl.streams import StreamConsumedError, arrange, class_incremental, rebuild
-from tests.test_streams import small
+from tests.support.small_data import small
 
 UNTIMED = settings(deadline=None, max_examples=60)
 LABELS = np.arange(100).repeat(500)  # as CIFAR-100

@@ -19,8 +19,8 @@ from nocl.plumbing.types import Batch
 from nocl.pretrain import WrongBaseError
 from nocl.results import RunResult
 from nocl.run import RESULT, STATE, ResumeError, run
-from nocl.streams import Stream, arrange
-from tests.test_streams import class_incremental, small
+from nocl.streams import Stream, arrange, class_incremental
+from tests.support.small_data import small
 
 TIMES = ("seconds", "test_seconds", "peak_memory", "environment")
 

@@ -1,22 +1,12 @@
 """Streams: partitions, class order, one pass."""
 
-import numpy as np
 import pytest
 import torch
 
 from nocl.checks import check_stream
-from nocl.data import Dataset, ImageSet
+from nocl.data import Dataset
 from nocl.streams import PartitionError, Stream, StreamConsumedError, class_incremental, parse_partition
-
-
-def small(n_classes: int, per_class: int = 3) -> Dataset:
-    numbers = np.random.default_rng(0)
-
-    def images(n: int) -> ImageSet:
-        labels = np.arange(n_classes).repeat(n)
-        return ImageSet.of(numbers.integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8), labels)
-
-    return Dataset("small", images(per_class), images(2), tuple(str(i) for i in range(n_classes)))
+from tests.support.small_data import small
 
 
 @pytest.mark.parametrize("partition", ["60+4x10", "40+6x10", "80+2x10", "60+2x20"])

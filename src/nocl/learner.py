@@ -18,6 +18,7 @@ A method writes ``observe``, ``decision_function`` and ``grow``, or on a frozen 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 
 import torch
@@ -80,8 +81,10 @@ class Learner(Merging):
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
     search_space: ClassVar[tuple[str, ...]] = ()  # what `nocl tune` varies, as `power=0.2:1`; none is inherited
     stands_in: ClassVar[dict[str, str]] = {}  # a parameter left None takes the value of that other one
+    # parameters of saved files that the method no longer takes: with the value that may be left out, ... for any value
+    retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {}
+    successor: ClassVar[str] = ""  # the method that still takes some of the retired parameters
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
-    retired: ClassVar[tuple[str, ...]] = ()  # parameters of saved files that the method no longer takes
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         """Check the parameters of every learner in one place, before any work is done."""

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from nocl import nets
 from nocl.checks import fitted, novel, teach
-from nocl.losses import cosface, pair_labels
-from nocl.methods.alice import ALICE, AngularPenalty
+from nocl.methods.alice import ALICE, AngularPenalty, cosface
 from nocl.plumbing.seeding import generator
 from nocl.pretrain import Recipe, objectives
+from nocl.pretrain.supcon import pair_labels
 from tests.support.feature_nets import blobs, feed, on_features
 from tests.support.reference_cases import CASES, floats
 

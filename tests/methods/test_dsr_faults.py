@@ -20,9 +20,9 @@ from nocl.pretrain import CrossEntropy, WrongBaseError
 from nocl.run import run
 from nocl.stats.class_stats import ClassStats, tukey
 from nocl.streams import Stream, class_incremental
-from tests.methods.test_dsr import HIGH, D, fitted, learn, session_learner, taught
+from tests.support.dsr_cases import HIGH, D, fitted, learn, session_learner, taught
 from tests.support.feature_nets import blobs
-from tests.test_streams import small
+from tests.support.small_data import small
 
 ROOT = Path(__file__).parents[2]
 FAULTS = 25
@@ -39,12 +39,11 @@ def quick(**params: Any) -> DSR:
     return made
 
 
-@pytest.mark.parametrize("proto_update", ["none", "replace", "ema"])
-def test_b1_the_end_of_a_session_needs_no_data_and_raises_nothing(proto_update: str) -> None:
+def test_b1_the_end_of_a_session_needs_no_data_and_raises_nothing() -> None:
     _, _, outputs = session_learner()
     assert outputs["official_final_update_raises"] == "TypeError"  # the call with an argument it does not take
     assert list(inspect.signature(DSR.end_session).parameters) == ["self"]
-    learner = taught(proto_update=proto_update)
+    learner = taught()
     assert learner.pending_.item() == 0  # came to its end
     assert bool(learner.high.mean.isfinite().all())
 

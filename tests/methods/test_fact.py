@@ -8,8 +8,16 @@ from torch import Tensor
 
 from nocl import nets
 from nocl.checks import BASE_LABELS, easy_images, fitted, novel, split, teach
-from nocl.losses import cross_entropy_without, virtual_labels
-from nocl.methods.fact import FACT, ForwardCompatible, assign, mixed_labels, mixture, orthogonal_rows
+from nocl.methods.fact import (
+    FACT,
+    ForwardCompatible,
+    assign,
+    cross_entropy_without,
+    mixed_labels,
+    mixture,
+    orthogonal_rows,
+    virtual_labels,
+)
 from nocl.methods.ncm import NCM
 from nocl.plumbing.files import write_tensors
 from nocl.plumbing.seeding import generator

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from nocl.checks import easy_images, fitted, novel, teach
-from nocl.losses import distance
 from nocl.methods._distilling import RotatedCrossEntropy, rotation_labels
-from nocl.methods.pass_ import PASS, radius_of
+from nocl.methods.pass_ import PASS, distance, radius_of
 from nocl.nets import build
 from nocl.nets.heads import GrowingLinear
 from nocl.plumbing.seeding import generator

@@ -15,24 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl import metrics
-from nocl.losses import dual_view, embedding_similarity, negative_entropy, other_view_nce, same_label_nce, supcon
-from nocl.methods.ocm import variant_labels
+from nocl.methods.aser import adversarial_shapley, exchange, knn_shapley
+from nocl.methods.dvc import dual_view, last_layer_gradient, negative_entropy
+from nocl.methods.mir import interference
+from nocl.methods.ocm import embedding_similarity, other_view_nce, same_label_nce, variant_labels
 from nocl.nets.heads import GrowingLinear, GrowingPairHead
 from nocl.pretrain.augment import cutmix_box, turned_variants
+from nocl.pretrain.supcon import supcon
 from nocl.stats import memory
-from nocl.stats.memory import (
-    BalancedMemory,
-    Reservoir,
-    adversarial_shapley,
-    exchange,
-    gradients,
-    highest,
-    interference,
-    knn_shapley,
-    last_layer_gradient,
-    look,
-    moved,
-)
+from nocl.stats.memory import BalancedMemory, Reservoir, gradients, highest, look, moved
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "fixtures" / "replay.json").read_text())["cases"]
 COVERED: set[str] = set()

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nocl.losses import dual_view, embedding_similarity, other_view_nce, same_label_nce, supcon
-from nocl.methods.ocm import variant_labels
+from nocl.methods.dvc import dual_view
+from nocl.methods.ocm import embedding_similarity, other_view_nce, same_label_nce, variant_labels
+from nocl.pretrain.supcon import supcon
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

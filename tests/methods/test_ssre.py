@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from nocl import nets
 from nocl.checks import easy_images, fitted, novel, teach
-from nocl.losses import weighted_learning
-from nocl.methods.ssre import SSRE, likeness
+from nocl.methods.ssre import SSRE, likeness, weighted_learning
 from nocl.nets.adapters import Adapters, fold_batchnorm, folded_batchnorm, with_branch
 from nocl.plumbing.seeding import generator
 from tests.support.reference_cases import CASES, floats

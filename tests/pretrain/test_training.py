@@ -10,7 +10,6 @@ from torch import Tensor
 
 from nocl import nets
 from nocl.checks import easy_images, split
-from nocl.losses import supcon
 from nocl.nets.projection import Projection
 from nocl.plumbing.files import write_tensors
 from nocl.plumbing.registry import UnknownNameError
@@ -19,6 +18,7 @@ from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Contrastive, CrossEntropy, Recipe, Trained, train_base
 from nocl.pretrain.augment import Augment
 from nocl.pretrain.objectives import mix_classes
+from nocl.pretrain.supcon import supcon
 
 CLASSES = (7, 3, 40, 0)
 QUICK = Recipe(epochs=3, lr=0.05, projection=32, power=0.5, compile=False)

@@ -9,18 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from nocl.stats.memory import (
-    BalancedMemory,
-    Reservoir,
-    adversarial_shapley,
-    exchange,
-    gradients,
-    highest,
-    interference,
-    knn_shapley,
-    last_layer_gradient,
-    moved,
-)
+from nocl.methods.aser import adversarial_shapley, exchange, knn_shapley
+from nocl.methods.dvc import last_layer_gradient
+from nocl.methods.mir import interference
+from nocl.stats.memory import BalancedMemory, Reservoir, gradients, highest, moved
 
 
 def draw(seed: int = 0) -> torch.Generator:

@@ -7,6 +7,7 @@ from nocl.methods.acil import ACIL
 from nocl.methods.alice import ALICE
 from nocl.methods.aser import ASER
 from nocl.methods.dsr import DSR
+from nocl.methods.dsr_calibrated import DSRCalibrated
 from nocl.methods.dvc import DVC
 from nocl.methods.fact import FACT
 from nocl.methods.fecam import FeCAM
@@ -29,6 +30,7 @@ METHODS: dict[str, type[Learner]] = {
     "alice": ALICE,
     "aser": ASER,
     "dsr": DSR,
+    "dsr_calibrated": DSRCalibrated,
     "dvc": DVC,
     "fact": FACT,
     "fecam": FeCAM,
@@ -55,9 +57,20 @@ def make(name: str, **params: JSON) -> Learner:
 
 
 def remake(name: str, params: Mapping[str, JSON]) -> Learner:
-    """``make`` with the parameters of a saved file; those that the method has given up since then are left out."""
-    retired = getattr(by_name(name, METHODS, "method"), "retired", ())
-    return make(name, **{key: value for key, value in params.items() if key not in retired})
+    """``make`` with the parameters of a saved file, which may have some that the method no longer takes.
+
+    Such a parameter is left out where it has the value that it had by default, or where any value will do. With another
+    value the file is loaded as the method's ``successor``, or refused.
+    """
+    cls = by_name(name, METHODS, "method")
+    retired = cls.retired
+    changed = {key: value for key, value in params.items() if key in retired and retired[key] not in (value, ...)}
+    if not changed:
+        return make(name, **{key: value for key, value in params.items() if key not in retired})
+    if cls.successor and not changed.keys() & METHODS[cls.successor].retired.keys():
+        return remake(cls.successor, params)
+    key, value = next(iter(changed.items()))
+    raise ValueError(f"{name} no longer has {key}, which this file sets to {value!r}; use the nocl that saved it")
 
 
 def name_of(learner: Learner) -> str:

@@ -6,7 +6,7 @@ projector g and one row w_j for each of the B base classes and B (B - 1) / 2 mix
     views:  x1, x2 = heavy(x), heavy(x);  four times a random partner b for each image a of another class:
             lam x_a + (1 - lam) x_b, lam ~ Beta(20, 20) kept within 0.4 .. 0.6, a class of its own; same for both views
     c_j  =  cos(g(theta1(x)), w_j)
-    loss =  mean of -log softmax_y(s (c - m onehot_y)),  s = 30, m = 0.4                       (``losses.cosface``)
+    loss =  mean of -log softmax_y(s (c - m onehot_y)),  s = 30, m = 0.4                       (``cosface``)
 
 Projector and rows are dropped. Of each class, base or novel, the mean of its features theta1(x) is kept:
 
@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl.learner import Common
-from nocl.losses import cosface
 from nocl.methods.ncm import NCM
 from nocl.nets import Backbone
 from nocl.plumbing.parameters import Positive, Range
@@ -117,3 +116,12 @@ class ALICE(NCM):
         super().__init__(space="vanilla", metric="cosine", **common)
         self.cosine_scale, self.margin = cosine_scale, margin
         self.full_recipe = self.full_recipe.with_changes({"options": {"scale": cosine_scale, "margin": margin}})
+
+
+def cosface(cosine: Tensor, y: Tensor, scale: float = 30.0, margin: float = 0.4) -> Tensor:
+    """ALICE's angular penalty: mean cross-entropy of ``scale`` (cosine - ``margin`` at the label), cosines [N, K].
+
+    >>> cosface(torch.zeros(1, 3), torch.tensor([0]))  # log(1 + 2 e^12)
+    tensor(12.6932)
+    """
+    return F.cross_entropy(scale * (cosine - margin * F.one_hot(y, cosine.shape[1])), y)

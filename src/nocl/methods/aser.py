@@ -32,7 +32,7 @@ from torch import Tensor
 from nocl.learner import Common
 from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier
 from nocl.plumbing.parameters import Count, NonNegative
-from nocl.stats.memory import adversarial_shapley, exchange, gradients, highest, knn_shapley
+from nocl.stats.memory import gradients, highest
 
 _AT_ONCE = 64  # images through the network for features
 
@@ -143,3 +143,48 @@ class ASER(ReplayClassifier):
         """Features [B, d] in eval mode."""
         self.eval()
         return torch.cat([self.encode(part) for part in prepared.split(_AT_ONCE)])
+
+
+def knn_shapley(z: Tensor, y: Tensor, candidates: Tensor, labels: Tensor, k: int) -> Tensor:
+    """What each candidate [n, d] is worth to a k-nearest-neighbour vote on each point [m, d]: Shapley values [m, n].
+
+    With candidates in order of distance and e_i = 1 where the label matches, s_n = e_n min(k, n) / (n k) and
+    s_i = s_{i+1} + (e_i - e_{i+1}) min(k, i) / (i k). Rows sum to (matches among the k nearest) / k.
+
+    >>> line = torch.arange(3.0)[:, None]
+    >>> knn_shapley(line[:1], torch.tensor([1]), line, torch.tensor([1, 0, 1]), k=1)
+    tensor([[ 0.8333, -0.1667,  0.3333]])
+    """
+    n = len(candidates)
+    if not n or not len(z):
+        return z.new_zeros(len(z), n)
+    exact = "donot_use_mm_for_euclid_dist"  # the fast way loses the small distances that decide the order
+    order = torch.cdist(z, candidates, compute_mode=exact).sort(dim=1, stable=True).indices  # [m, n]
+    match = (labels[order] == y[:, None]).to(z)
+    rank = torch.arange(1, n + 1, device=z.device, dtype=z.dtype)
+    weight = rank.clamp_max(k) / (rank * k)  # min(k, i) / (i k)
+    steps = torch.cat([(match[:, :-1] - match[:, 1:]) * weight[:-1], match[:, -1:] * weight[-1]], dim=1)
+    values = steps.flip(1).cumsum(1).flip(1)
+    return torch.zeros_like(values).scatter_(1, order, values)
+
+
+def adversarial_shapley(adversarial: Tensor, cooperative: Tensor, kind: str) -> Tensor:
+    """ASER's score of each candidate [n] from its values to the new batch and to the memory, both [m, n].
+
+    ``asvm`` takes means, ``asv`` the extremes, ``neg_sv`` looks at the new batch alone.
+    """
+    if kind == "neg_sv":
+        return -adversarial.sum(0)
+    if kind == "asv":
+        return cooperative.amax(0) - adversarial.amin(0)
+    return cooperative.mean(0) - adversarial.mean(0)
+
+
+def exchange(scores: Tensor, n_kept: int) -> tuple[Tensor, Tensor]:
+    """Candidates are ``n_kept`` stored images and then new ones, and as many stay as are stored.
+
+    Returns which stored candidates go and which new ones take their places, equally many, both best first.
+    """
+    order = highest(scores, len(scores))
+    kept, lost = order[:n_kept], order[n_kept:]
+    return lost[lost < n_kept], kept[kept >= n_kept] - n_kept

@@ -17,64 +17,40 @@ At the end of a session T iterations alternate two levels; B are the base classe
 
 Where this differs from the published code (huofushuo/NO-CL), and why:
 
-* State is kept by class column in the learner, never in a shared file; base rows are never written, so base prototypes
-  stay the same bits. Every sample counts; the network runs once for each image, in evaluation mode throughout.
+* State is kept by class column in the learner, never in a shared file. Base rows are never written, so base prototypes
+  stay the same bits. Every sample counts. The network runs once for each image, in evaluation mode throughout.
 * Sample counts are explicit for base and novel classes. Stds have a floor, because a dead unit has none. The 0.05 that
   the code adds to the stds of base classes is ``base_std_extra``, 0 unless asked for (preset ``official``).
 * One novel class has no novel-novel pair: the term is left out instead of 0 / 0.
-* Prototypes recomputed through the aligned projection are never written back in the code, by an oversight that its
-  published numbers probably share. Hence ``proto_update="none"``; ``replace`` and ``ema`` do write back.
+* The code recomputes prototypes through the aligned projection but never stores them, by an oversight that its
+  published numbers probably share. Here they are not recomputed.
 * The optimiser of a session holds theta2 alone, and is new for each session.
 * phi = exp(4x) - 1 is the code's; it is least for opposite prototypes, not orthogonal ones. ``phi="doubleexp"`` is the
-  penalty of C-FSCIL, from which it was taken, and ``deviation`` weighs that work's term against drift.
+  penalty of C-FSCIL, from which it was taken.
 * The base session trains both losses with heads 160-128 and tau 0.1, as the appendix says; the code trains L_hp alone
   with a head 2048-1024 and tau 0.07 (preset ``official``).
 
-Beyond the paper, all off unless asked for (preset ``calibrated``): ``stages`` takes the pooled outputs of several
-stages, as rda does; the network is that of the usual base session, and theta2 is trained on its features afterwards,
-because the base session's own projection knows the last stage only. ``covariance="shrunk"`` draws v from rda's
-covariances: each class's own, shrunk to the shared one. ``upper="contrast"`` replaces A by the cross-entropy of
-cos(theta2(v), h) / tau over all classes, since alignment asks nothing of the distance to the other classes'
-prototypes. ``outer_momentum`` and ``outer_clip`` (the largest norm of a gradient) are theta2's: contrast diverges at
-rates that alignment bears.
-
-A class that comes back later goes on averaging into its prototypes, refined or not. Legend: K classes, d features, D
-projected values, N rows.
+What goes beyond the paper is in :mod:`nocl.methods.dsr_calibrated`. A class that comes back later goes on averaging
+into its prototypes, refined or not. Legend: K classes, d features, D projected values, N rows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import EllipsisType
 from typing import Annotated, ClassVar, Literal, Self, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import FrozenCommon, FrozenLearner
-from nocl.losses import Phi, alignment, cosface, deviation, mean_absolute_cosine, separation
+from nocl.learner import Common, FrozenLearner
 from nocl.nets.projection import Projection
 from nocl.plumbing.parameters import Count, Fraction, Natural, NonNegative, Positive, Range
 from nocl.plumbing.seeding import seed_from
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Objective, Recipe, Strategy, Trained, heads_on_features
-from nocl.stats import linalg
-from nocl.stats.class_stats import ClassStats, shrink_covariances, tukey
+from nocl.stats.class_stats import ClassStats, tukey
 
-PRESETS: dict[str, dict[str, JSON]] = {
-    "official": {"base_std_extra": 0.05, "recipe": {"tau": 0.07, "spaces": "high", "head": [2048, 1024]}},
-    "paper": {"rho": 1.0, "phi": "doubleexp", "inner_lr": 0.1},  # of 0.1, 1, 10 the best on base classes alone
-    # chosen on base classes alone, see docs/methods/dsr.md
-    "calibrated": {
-        "stages": [2, 3, 4],
-        "covariance": "shrunk",
-        "upper": "contrast",
-        "outer_lr": 0.03,
-        "outer_momentum": 0.9,
-        "outer_clip": 0.5,
-    },
-}
-
-PRESETS["tuned"] = PRESETS["calibrated"]  # of everything tried on base classes alone nothing did better
-
+Phi = Literal["exp", "doubleexp"]
 NEEDS_PROJECTION = "DSR needs an objective that trains its projection (ce or sc, +ssl, +da), not {!r}"
 
 
@@ -107,52 +83,35 @@ class DSR(FrozenLearner):
         Fraction by which refined prototypes replace the old ones, from 0 to 1; 0.01 in the code.
     phi
         The penalty: ``exp`` (the code's) or ``doubleexp`` (C-FSCIL's).
-    phi_scale
-        The factor 4 inside phi, above 0.
-    deviation
-        Weight of C-FSCIL's term against drift, 0 or more.
     align
         Switches the upper level.
     outer_lr
         Learning rate of the upper level, 0 or more; 0.01 in the code.
-    outer_momentum
-        Momentum of the upper level, from 0 to 1.
-    outer_clip
-        Largest norm of the upper level's gradient, 0 or more (0: no limit).
-    upper
-        Loss of the upper level: ``align`` (the paper's) or ``contrast``.
-    upper_tau
-        Temperature of ``contrast``, above 0.
-    covariance
-        Of the Gaussian: ``diagonal`` (the paper's), ``full`` or ``shrunk``.
-    prior
-        ``shrunk``: weight of the shared covariance, above 0, in images for each feature value.
-    ridge
-        ``shrunk``: added to every variance, 0 or more, as a share of the mean variance.
     std_floor
-        Smallest standard deviation, above 0.
+        Smallest standard deviation of a drawn feature, above 0.
     base_std_extra
         Added to the standard deviations of base classes, 0 or more; 0.05 in the code.
-    clip_negative
-        Raise drawn features to 0 where they are negative.
-    proto_update
-        Novel prototypes after the last iteration: ``none`` leaves them, ``replace`` and ``ema`` recompute them.
-    proto_rate
-        Share of the new prototype in ``ema``, from 0 to 1.
-    proto_samples
-        Features drawn to recompute a prototype, 1 or more.
     refine_every
         Refine after so many batches, 0 or more, for streams without sessions (0: when a session ends).
     **common
-        ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
-        :class:`~nocl.learner.FrozenLearner`.
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
     uses_boundaries = True  # refines when a session ends, unless refine_every is set
     needs_base = "its projection is trained on the base classes"
     base_recipe = Recipe(objective="sc", power=0.5, projection=2048, head_epochs=10)
-    presets = PRESETS
-    check_params = {"dim": 32, "iterations": 3, "samples": 5}  # noqa: RUF012
+    presets: ClassVar[dict[str, dict[str, JSON]]] = {
+        "official": {"base_std_extra": 0.05, "recipe": {"tau": 0.07, "spaces": "high", "head": [2048, 1024]}},
+        "paper": {"rho": 1.0, "phi": "doubleexp", "inner_lr": 0.1},  # of 0.1, 1, 10 the best on base classes alone
+    }
+    retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {
+        "phi_scale": 4.0, "deviation": 0.0, "clip_negative": False,
+        "proto_update": "none", "proto_rate": 0.1, "proto_samples": 1000,
+        "stages": None, "covariance": "diagonal", "prior": 3.0, "ridge": 0.001,
+        "upper": "align", "upper_tau": 0.1, "outer_momentum": 0.0, "outer_clip": 0.0,
+    }  # fmt: skip
+    successor = "dsr_calibrated"
+    check_params: ClassVar[dict[str, JSON]] = {"dim": 32, "iterations": 3, "samples": 5}
 
     pending_: Tensor  # int64 [], batches observed since the last refinement
     stands_in: ClassVar[dict[str, str]] = {"base_samples": "samples", "novel_samples": "samples"}
@@ -178,59 +137,39 @@ class DSR(FrozenLearner):
         inner_momentum: Fraction = 0.9,
         rho: Fraction = 0.01,
         phi: Phi = "exp",
-        phi_scale: Positive = 4.0,
-        deviation: NonNegative = 0.0,
         align: bool = True,
         outer_lr: NonNegative = 0.01,
-        outer_momentum: Fraction = 0.0,
-        outer_clip: NonNegative = 0.0,
-        upper: Literal["align", "contrast"] = "align",
-        upper_tau: Positive = 0.1,
-        covariance: Literal["diagonal", "full", "shrunk"] = "diagonal",
-        prior: Positive = 3.0,
-        ridge: NonNegative = 0.001,
         std_floor: Positive = 1e-4,
         base_std_extra: NonNegative = 0.0,
-        clip_negative: bool = False,
-        proto_update: Literal["none", "replace", "ema"] = "none",
-        proto_rate: Fraction = 0.1,
-        proto_samples: Count = 1000,
         refine_every: Natural = 0,
-        **common: Unpack[FrozenCommon],
+        **common: Unpack[Common],
     ) -> None:
         super().__init__(**common)
-        self.power, self.dim, self.iterations, self.samples = power, dim, iterations, samples
-        self.base_samples, self.novel_samples = base_samples, novel_samples
+        self.power, self.dim, self.iterations, self.refine_every = power, dim, iterations, refine_every
+        self.samples, self.base_samples, self.novel_samples = samples, base_samples, novel_samples
         self.refine, self.inner_steps, self.inner_lr, self.inner_momentum = (
             refine,
             inner_steps,
             inner_lr,
             inner_momentum,
         )
-        self.rho, self.phi, self.phi_scale, self.deviation = rho, phi, phi_scale, deviation
-        self.align, self.outer_lr = align, outer_lr
-        self.outer_momentum, self.outer_clip = outer_momentum, outer_clip
-        self.upper, self.upper_tau = upper, upper_tau
-        self.covariance, self.prior, self.ridge = covariance, prior, ridge
-        self.std_floor, self.base_std_extra, self.clip_negative = std_floor, base_std_extra, clip_negative
-        self.proto_update, self.proto_rate, self.proto_samples = proto_update, proto_rate, proto_samples
-        self.refine_every = refine_every
+        self.rho, self.phi, self.align, self.outer_lr = rho, phi, align, outer_lr
+        self.std_floor, self.base_std_extra = std_floor, base_std_extra
         self.uses_boundaries = not refine_every  # type: ignore[misc]
         self.full_recipe = self.full_recipe.with_changes({"power": power, "projection": dim})
         self.projection = Projection(self.feature_dim, dim, seed=seed_from(self.seed, "projection")).eval()
-        self.vanilla = ClassStats(self.feature_dim, "diagonal" if covariance == "diagonal" else "full")
-        self._factored: linalg.Cached[Tensor] = linalg.Cached()
+        self.vanilla = ClassStats(self.feature_dim, "diagonal")
         self.high = ClassStats(dim)
         self.register_buffer("pending_", torch.zeros((), dtype=torch.int64))
 
     # --- the base session -------------------------------------------------------------------------------------
 
     def needs_heads(self) -> bool:
-        return self.stages is None  # the base session's projection takes the last stage; others need one of their own
+        return True
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         # a bare objective has trained nothing: only features are at hand
-        if self.stages is None and type(trained.objective) is not Objective:
+        if self.needs_heads() and type(trained.objective) is not Objective:
             self._take_projection(trained.objective)
         super().after_base(trained, base)
 
@@ -238,19 +177,21 @@ class DSR(FrozenLearner):
         """The base session on features; a projection that no images have trained is trained on them first."""
         if self.projection.layer1[1].num_batches_tracked == 0 and self.full_recipe.head_epochs:
             pairs = list(pairs)
-            self.fit_projection(torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs]))
+            self.fit_projection(torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs]), self.full_recipe)
         return super().fit_base_features(pairs)
 
-    def fit_projection(self, z: Tensor, y: Tensor) -> None:
+    def fit_projection(self, z: Tensor, y: Tensor, recipe: Recipe, curve: str = "base_loss") -> None:
         """Train theta2 on base features [N, d] alone, by the recipe's loss on one view of each image."""
-        recipe, curve = self.full_recipe, "base_loss"
-        if self.stages is not None:  # after a base session on images, whose rotations and mixtures are no more
-            recipe, curve = recipe.with_changes({"objective": recipe.objective.partition("+")[0]}), "projection_loss"
         objective, losses = heads_on_features(
             self.network, z, self.columns(y), recipe, n_classes=len(self.classes_), seed=self.seed
         )
         self.log_[curve] = list(losses)
         self._take_projection(objective)
+
+    def _take_projection(self, objective: Objective) -> None:
+        if not isinstance(objective, Strategy) or objective.projection is None:
+            raise ValueError(NEEDS_PROJECTION.format(self.full_recipe.objective))
+        self.projection.load_state_dict(objective.projection.state_dict())
 
     def grow(self, n: int) -> None:
         self.vanilla.grow(n)
@@ -278,35 +219,27 @@ class DSR(FrozenLearner):
             return
         h = self.high.mean.float()  # [K, D]
         self._note("cosine_before", mean_absolute_cosine(h).item())
-        start = h[novel].clone()
-        optimizer = torch.optim.SGD(self.projection.parameters(), self.outer_lr, self.outer_momentum)
+        optimizer = self.outer_optimizer()
         for _ in range(self.iterations):
             if self.refine:
-                h[novel] = self.lower_level(h[: novel.start], h[novel], start)
+                h[novel] = self.lower_level(h[: novel.start], h[novel])
             if self.align:
                 self.upper_level(h, optimizer)
         if self.iterations and self.refine:
             self.high.mean[novel] = h[novel].to(self.high.mean)  # base rows are never written
-        if self.proto_update != "none":
-            self.write_back(novel)
         self._note("cosine_after", mean_absolute_cosine(self.high.mean).item())
         self.pending_.zero_()
 
     @torch.enable_grad()
-    def lower_level(self, base: Tensor, novel: Tensor, start: Tensor | None = None) -> Tensor:
-        """Novel prototypes [N, D] moved towards quasi-orthogonality by the fraction rho.
-
-        ``start`` is where they stood when the session ended, for the term against drift.
-        """
+    def lower_level(self, base: Tensor, novel: Tensor) -> Tensor:
+        """Novel prototypes [N, D] moved towards quasi-orthogonality by the fraction rho."""
         refined = novel.clone().requires_grad_()
         momentum = self.inner_momentum
         optimizer = torch.optim.SGD([refined], self.inner_lr, momentum, nesterov=momentum > 0)
         for step in range(self.inner_steps):
-            loss = separation(base, refined, self.phi, self.phi_scale)
+            loss = separation(base, refined, self.phi)
             if step == 0:
                 self._note("lower_loss", loss.item())
-            if self.deviation:
-                loss = loss + self.deviation * deviation(refined, novel if start is None else start)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -318,19 +251,20 @@ class DSR(FrozenLearner):
         n_base = self.samples if self.base_samples is None else self.base_samples
         n_novel = self.samples if self.novel_samples is None else self.novel_samples
         v, columns = self.sample(n_base, n_novel)
-        high = self.projection.eval()(v)
-        if self.upper == "align":
-            loss = alignment(high, h[columns])
-        else:
-            cosines = F.normalize(high, dim=1) @ F.normalize(h, dim=1).T  # [N, K]
-            loss = cosface(cosines, columns, 1 / self.upper_tau, margin=0.0)
+        loss = self.upper_loss(self.projection.eval()(v), h, columns)
         optimizer.zero_grad()
         loss.backward()
-        if self.outer_clip:
-            torch.nn.utils.clip_grad_norm_(self.projection.parameters(), self.outer_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self._note("upper_loss", loss.item())
+
+    def upper_loss(self, high: Tensor, h: Tensor, columns: Tensor) -> Tensor:
+        """A, of projected samples [N, D] of the classes in ``columns`` [N]."""
+        return alignment(high, h[columns])
+
+    def outer_optimizer(self) -> torch.optim.Optimizer:
+        """New for each session, for theta2 alone."""
+        return torch.optim.SGD(self.projection.parameters(), self.outer_lr)
 
     def sample(self, n_base: int, n_novel: int) -> tuple[Tensor, Tensor]:
         """Features [N, d] drawn from every class's Gaussian, class after class, and their columns [N]."""
@@ -339,41 +273,17 @@ class DSR(FrozenLearner):
         columns = torch.arange(len(counts)).repeat_interleave(counts)
         noise = torch.randn(len(columns), self.feature_dim, generator=self.draw).to(self.device)
         columns = columns.to(self.device)
+        return self.vanilla.mean.float()[columns] + self.spread(noise, columns), columns
+
+    def spread(self, noise: Tensor, columns: Tensor) -> Tensor:
+        """Standard normal noise [N, d] with the spread of its classes."""
+        return noise * self.scale_of_classes().float()[columns]
+
+    def scale_of_classes(self) -> Tensor:
+        """The std of the samples [K, d]."""
         std = self.vanilla.std()
-        scale = (std + self.base_std_extra * is_base.to(std)[:, None]).clamp_min(self.std_floor)  # [K, d]
-        if self.covariance != "diagonal":
-            state = (self.vanilla.scatter, self.vanilla.count, self.n_base_)
-            factors = self._factored.get(state, lambda: self._factors(scale.square() - std.square()))
-            blocks = zip(noise.split(counts.tolist()), factors)
-            noise = torch.cat([block @ factor.T for block, factor in blocks])
-        else:
-            noise = noise * scale.float()[columns]
-        v = self.vanilla.mean.float()[columns] + noise
-        return v.clamp_min(0) if self.clip_negative else v, columns
-
-    @torch.no_grad()
-    def write_back(self, novel: slice) -> None:
-        """Novel prototypes as the aligned projection now sees their sampled features."""
-        v, columns = self.sample(0, self.proto_samples)
-        seen = ClassStats(self.dim).to(self.device)
-        seen.grow(len(self.classes_))
-        for rows, classes in zip(v.split(1024), columns.split(1024)):
-            seen.update(self.project(rows), classes)
-        rate = 1.0 if self.proto_update == "replace" else self.proto_rate
-        self.high.mean[novel] = (1 - rate) * self.high.mean[novel] + rate * seen.mean[novel]
-
-    # --- forgetting: see Learner ------------------------------------------------------------------------------
-
-    forgettable = True
-    forgets_exactly = False  # the projection was aligned with samples of the class, and novel prototypes moved away
-
-    def shrink(self, column: int) -> None:
-        self.vanilla.remove(column)
-        self.high.remove(column)
-
-    def kept(self) -> str:
-        spread = "variances" if self.covariance == "diagonal" else "covariance"
-        return f"of each class: count, mean and {spread} of its features, mean of their projection; and the projection"
+        is_base = torch.arange(len(std), device=std.device) < self.n_base_
+        return (std + self.base_std_extra * is_base.to(std)[:, None]).clamp_min(self.std_floor)
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -391,25 +301,63 @@ class DSR(FrozenLearner):
     def network_state_names(self) -> set[str]:
         return {name for name in self.state_dict() if name.startswith(("network.", "projection."))}
 
-    # --- small things -----------------------------------------------------------------------------------------
+    # --- forgetting: see nocl.merging -------------------------------------------------------------------------
 
-    def _factors(self, extra: Tensor) -> Tensor:
-        """Cholesky factors [K, d, d] of the class covariances with ``extra`` [K, d] added to their variances."""
-        covariance = self.vanilla.covariance()
-        if self.covariance == "shrunk":  # as in rda
-            shared = self.vanilla.shared_covariance(unbiased=True)
-            prior = self.prior * self.feature_dim
-            covariance = shrink_covariances(self.vanilla.scatter, self.vanilla.count, shared, prior)
-            extra = extra + self.ridge * shared.trace() / self.feature_dim
-        shifted = covariance + torch.diag_embed(extra + self.std_floor**2)
-        return linalg.cholesky(shifted, "dsr's class covariances").float()
+    forgettable = True
+    forgets_exactly = False  # the projection was aligned with samples of the class, and novel prototypes moved away
 
-    def _take_projection(self, objective: Objective) -> None:
-        if not isinstance(objective, Strategy) or objective.projection is None:
-            raise ValueError(NEEDS_PROJECTION.format(self.full_recipe.objective))
-        self.projection.load_state_dict(objective.projection.state_dict())
+    def shrink(self, column: int) -> None:
+        self.vanilla.remove(column)
+        self.high.remove(column)
+
+    def kept(self) -> str:
+        spread = "variances" if self.vanilla.spread == "diagonal" else "covariance"
+        return f"of each class: count, mean and {spread} of its features, mean of their projection; and the projection"
 
     def _note(self, curve: str, value: float) -> None:
         points = self.log_.setdefault(curve, [])
         assert isinstance(points, list)
         points.append(value)
+
+
+def alignment(z: Tensor, target: Tensor) -> Tensor:
+    """A: minus the mean cosine between rows and their targets, both [N, D]; -1 when all are parallel.
+
+    >>> alignment(torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    tensor(-1.)
+    """
+    return -F.cosine_similarity(z, target, dim=1).mean()
+
+
+def penalty(cosine: Tensor, phi: Phi = "exp") -> Tensor:
+    """phi. ``exp``: e^(4x) - 1, least at cosine -1; ``doubleexp``: e^(4x) + e^(-4x) - 2, least at 0.
+
+    >>> penalty(torch.tensor([0.0, 0.25, 1.0]))
+    tensor([ 0.0000,  1.7183, 53.5981])
+    """
+    towards = torch.expm1(4 * cosine)
+    return towards if phi == "exp" else towards + torch.expm1(-4 * cosine)
+
+
+def separation(base: Tensor, novel: Tensor, phi: Phi = "exp") -> Tensor:
+    """J: the mean penalty of base-novel pairs plus that of unordered novel-novel pairs, of prototypes [K, D].
+
+    A term without a pair is left out: one novel class has no partner, and there may be no base class.
+    """
+    u, v = F.normalize(base.tanh(), dim=1), F.normalize(novel.tanh(), dim=1)
+    total = novel.new_zeros(())
+    if len(u) and len(v):
+        total = total + penalty(u @ v.T, phi).mean()
+    if len(v) > 1:
+        i, j = torch.triu_indices(len(v), len(v), offset=1, device=v.device)
+        total = total + penalty((v @ v.T)[i, j], phi).mean()
+    return total
+
+
+def mean_absolute_cosine(h: Tensor) -> Tensor:
+    """Mean |cos| over unordered pairs of rows [K, D], 0 for fewer than two: 0 means orthogonal."""
+    if len(h) < 2:
+        return h.new_zeros(())
+    u = F.normalize(h, dim=1)
+    i, j = torch.triu_indices(len(u), len(u), offset=1, device=u.device)
+    return (u @ u.T)[i, j].abs().mean()

@@ -4,7 +4,7 @@ Each image is seen raw and in a heavy view. With logits z, z' of the views and j
 
     L = CE(z, y) and CE(z', y), averaged
         + 1/3 sum of the negative entropies of the average predictions of z, z' and q
-        + w mean |softmax q - softmax z|, |softmax q - softmax z'|          (``losses.dual_view``)
+        + w mean |softmax q - softmax z|, |softmax q - softmax z'|          (``dual_view``)
 
 For each batch, once: g = gradient of L; of 50 random images of the memory take the 10 whose last-layer gradient
 |softmax z - onehot|_1 |f|_1 grows most under the step theta - lr g (MGI); theta <- theta - lr (g + gradient of L on
@@ -24,13 +24,13 @@ Differences from the reference code (YananGu/DVC):
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nocl.learner import Common
-from nocl.losses import dual_view
 from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear, GrowingPairHead
@@ -39,7 +39,7 @@ from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Objective, Recipe, Trained
 from nocl.pretrain.augment import Augment
-from nocl.stats.memory import gradients, highest, last_layer_gradient, look, moved
+from nocl.stats.memory import gradients, highest, look, moved
 
 _HIDDEN = 128  # of QNet
 _HEAVY = Augment("heavy_jitter")
@@ -150,3 +150,48 @@ class DVC(ReplayClassifier):
         """Logits [B, K] and features [B, d] of prepared images."""
         z = self.encode(x)
         return self.head(z), z
+
+
+class DualView(NamedTuple):
+    """The three terms of DVC's loss."""
+
+    cross_entropy: Tensor
+    entropy: Tensor  # minus the mean entropy of the batch's average predictions, between -log K and 0
+    distance: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.cross_entropy + self.entropy + self.distance
+
+
+def dual_view(raw: Tensor, heavy: Tensor, joint: Tensor, y: Tensor, weight: float) -> DualView:
+    """DVC's loss of the logits [N, K] of two views and of both together.
+
+    Cross-entropy of both views; the negative entropy of each kind's average prediction, which being minimised keeps
+    predictions spread over classes; and ``weight`` times the mean absolute difference of each view from the joint
+    prediction. The last two bound the mutual information of the views.
+
+    >>> even = torch.zeros(4, 5)
+    >>> dual_view(even, even, even, torch.tensor([0, 1, 2, 3]), weight=4.0)[1:]  # -log 5 and 0
+    (tensor(-1.6094), tensor(0.))
+    """
+    cross_entropy = F.cross_entropy(torch.cat([raw, heavy]), torch.cat([y, y]))
+    p_raw, p_heavy, p_joint = raw.softmax(1), heavy.softmax(1), joint.softmax(1)
+    entropy = torch.stack([negative_entropy(p.mean(0)) for p in (p_raw, p_heavy, p_joint)]).mean()
+    distance = torch.cat([p_joint - p_raw, p_joint - p_heavy]).abs().mean()
+    return DualView(cross_entropy, entropy, weight * distance)
+
+
+def negative_entropy(p: Tensor) -> Tensor:
+    """Sum of p log p over a distribution [K]."""
+    p = p.clamp_min(torch.finfo(p.dtype).eps)
+    return (p * p.log()).sum()
+
+
+def last_layer_gradient(logits: Tensor, z: Tensor, columns: Tensor) -> Tensor:
+    """L1 norm of each image's cross-entropy gradient on the last linear layer's weight [n] (MGI).
+
+    The gradient is the outer product of ``softmax - onehot`` and the feature, so its norm is the product of theirs.
+    """
+    error = logits.softmax(1) - F.one_hot(columns, logits.shape[1])
+    return error.abs().sum(1) * z.abs().sum(1)

@@ -38,7 +38,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl.learner import Common
-from nocl.losses import cross_entropy_without, virtual_labels
 from nocl.methods.ncm import NCM
 from nocl.nets import Backbone
 from nocl.plumbing.parameters import Count, Fraction, Natural, NonNegative, Positive
@@ -228,3 +227,27 @@ def assign(n_base: int, virtual: int, draw: torch.Generator, *, everyone: bool =
     left_out = (~assigned.any(1)).nonzero().flatten() if everyone else torch.zeros(0, dtype=torch.int64)
     assigned[left_out, torch.randint(virtual, (len(left_out),), generator=draw)] = True
     return assigned
+
+
+def virtual_labels(logits: Tensor, y: Tensor, assigned: Tensor, *, official: bool = False) -> Tensor:
+    """FACT's pseudo label of each row [N]: the likeliest of the virtual classes assigned to its class.
+
+    ``logits`` [N, B + V] have the virtual classes last, ``assigned`` is bool [B, V]. A class without a virtual one
+    gives -1. ``official`` multiplies by the assignment as the public code does, so that the zeros of virtual classes
+    not assigned win over negative logits.
+    """
+    n_base = len(assigned)
+    allowed, virtual = assigned[y], logits[:, n_base:]
+    if official:
+        return (virtual * allowed).argmax(1) + n_base
+    best = virtual.masked_fill(~allowed, float("-inf")).argmax(1) + n_base
+    return best.masked_fill(~allowed.any(1), -1)
+
+
+def cross_entropy_without(logits: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of rows [N, K] with the column ``hidden`` [N] out of the race; 0 if no target is 0 or more."""
+    counts = target >= 0
+    if not bool(counts.any()):
+        return logits.new_zeros(())
+    raced = logits.scatter(1, hidden[:, None], -1e9)
+    return F.cross_entropy(raced[counts], target[counts])

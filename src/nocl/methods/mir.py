@@ -24,12 +24,12 @@ from collections.abc import Mapping
 from typing import Literal, Unpack
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nocl.learner import Common
 from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
 from nocl.plumbing.parameters import Count, NonNegative
-from nocl.stats.memory import gradients, highest, interference, moved
+from nocl.stats.memory import gradients, highest, look, moved
 
 
 class MIR(ReplayClassifier):
@@ -90,3 +90,10 @@ class MIR(ReplayClassifier):
         self.set_training(self.score_bn_mode == "train")
         scores = interference(self, *self.recall(slots), ahead)
         return slots[highest(scores, self.replay_batch)]
+
+
+def interference(model: nn.Module, x: Tensor, columns: Tensor, ahead: Mapping[str, Tensor]) -> Tensor:
+    """How much each image's cross-entropy would rise if the parameters became ``ahead`` [n] (MIR)."""
+    before = F.cross_entropy(look(model, x, {}), columns, reduction="none")
+    after = F.cross_entropy(look(model, x, ahead), columns, reduction="none")
+    return after - before

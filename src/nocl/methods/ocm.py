@@ -3,7 +3,7 @@
 Every image comes in 16 turned variants (``augment.turned_variants``), each variant of a class a class of its own, and
 each variant in two views, itself and a weakly augmented one. With features f, embedding e = g(f), both scaled to
 length 1, and a slice F_o of f at a random offset o, S = e e' + e F_o'. With L(S) the mean -log p of same-label pairs
-under the row softmax of S / tau (``losses.same_label_nce``), a step on a new batch and min(64, 7 K) stored images is
+under the row softmax of S / tau (``same_label_nce``), a step on a new batch and min(64, 7 K) stored images is
 
     L_new  = 2 L(S of the new, self apart) + NT-Xent        holistic features of what is new
     L_mem  = L(S of the stored)                             and of what is stored
@@ -38,7 +38,6 @@ from torch import Tensor, nn
 
 from nocl import nets
 from nocl.learner import Common
-from nocl.losses import embedding_similarity, other_view_nce, same_label_nce
 from nocl.methods._adam import Adam
 from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier
 from nocl.nets import Backbone
@@ -53,6 +52,7 @@ from nocl.stats.memory import below, gradients
 
 _WEAK = Augment("weak")
 _BASE_BATCH = 10  # images of the base session at once: 32 times as many go through the network
+_EPSILON = 1e-8  # of the reference code
 
 
 class OCM(ReplayClassifier):
@@ -247,3 +247,45 @@ def variant_labels(columns: Tensor, n_variants: int, offset: int) -> Tensor:
     tensor([ 0,  2,  3,  5,  6,  8,  9, 11])
     """
     return torch.cat([columns + i * offset for i in range(n_variants)])
+
+
+def same_label_nce(
+    similarity: Tensor, rows: Tensor, columns: Tensor, tau: float, *, self_apart: bool = False, official: bool = False
+) -> Tensor:
+    """OCM's supervised InfoNCE: mean over rows of the average -log p over the columns of the row's label.
+
+    p is the softmax of ``similarity`` [N, M] / ``tau`` along a row. With ``self_apart`` the diagonal is taken out of
+    the softmax and of the sum, though not of the number that the sum is divided by. ``official`` adds the reference
+    code's 1e-8 to sum and logarithm, which caps every pair at 18.4, and keeps the diagonal among the positives.
+
+    >>> equal, labels = torch.zeros(4, 4), torch.tensor([0, 0, 0, 0])
+    >>> same_label_nce(equal, labels, labels, tau=0.07)  # log 4
+    tensor(1.3863)
+    """
+    minus_log_p = _minus_log_softmax(similarity, tau, self_apart, official)
+    positive = rows[:, None] == columns[None, :]
+    return ((minus_log_p * positive).sum(1) / positive.sum(1).clamp_min(1)).mean()
+
+
+def other_view_nce(similarity: Tensor, tau: float, *, official: bool = False) -> Tensor:
+    """NT-Xent: mean -log p of each row's other view, where row i and row i + N / 2 are views of one image."""
+    minus_log_p = _minus_log_softmax(similarity, tau, True, official)
+    partner = torch.arange(len(similarity), device=similarity.device).roll(len(similarity) // 2)
+    return minus_log_p.gather(1, partner[:, None]).mean()
+
+
+def _minus_log_softmax(similarity: Tensor, tau: float, self_apart: bool, official: bool) -> Tensor:
+    """-log p [N, M]; without the diagonal, whose own entry is then 0 (or the code's cap)."""
+    diagonal = torch.eye(*similarity.shape, dtype=torch.bool, device=similarity.device) & self_apart
+    if official:
+        weight = ((similarity - similarity.amax(1, keepdim=True).detach()) / tau).exp()
+        weight = weight.masked_fill(diagonal, 0)
+        return -(weight / (weight.sum(1, keepdim=True) + _EPSILON) + _EPSILON).log()
+    scaled = (similarity / tau).masked_fill(diagonal, float("-inf"))
+    return -(scaled - scaled.logsumexp(1, keepdim=True)).masked_fill(diagonal, 0)
+
+
+def embedding_similarity(embedding: Tensor, z: Tensor, offset: int) -> Tensor:
+    """OCM's similarity [N, N]: e e' plus e with a slice of the features as long as e, all scaled to length 1."""
+    e, f = F.normalize(embedding, dim=1), F.normalize(z, dim=1)
+    return e @ e.T + e @ f[:, offset : offset + e.shape[1]].T

@@ -36,7 +36,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nocl.learner import Common
-from nocl.losses import distance
 from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner, rotation_labels
 from nocl.plumbing.parameters import Count, NonNegative, Positive
 from nocl.plumbing.types import JSON, Batch
@@ -164,3 +163,13 @@ def radius_of(stats: ClassStats) -> float:
     """r: the root of the average variance over values and over classes with two images or more; 0 without any."""
     enough = stats.count > 1
     return float(stats.variance(unbiased=True)[enough].mean().sqrt()) if bool(enough.any()) else 0.0
+
+
+def distance(z: Tensor, before: Tensor, kind: Literal["frobenius", "mean"] = "frobenius") -> Tensor:
+    """How far features [N, d] are from those of an earlier model: the norm of the whole difference, or rows' mean norm.
+
+    >>> distance(torch.ones(4, 4), torch.zeros(4, 4))
+    tensor(4.)
+    """
+    norms: Tensor = torch.linalg.vector_norm(z - before, dim=None if kind == "frobenius" else 1)
+    return norms.mean()

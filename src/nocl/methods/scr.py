@@ -3,7 +3,7 @@
 For each batch (x, y), once, with up to 100 random images of the memory:
 
     X = [memory; x],  X' = heavy(X),  z = head(f(X)),  z' = head(f(X')), of length 1
-    theta <- theta - lr gradient of SupCon({z, z'}, Y, tau)                      (``losses.supcon``)
+    theta <- theta - lr gradient of SupCon({z, z'}, Y, tau)                      (``supcon``)
 
 then the reservoir is offered the batch. The head is thrown away to answer: of each class the memory's features, each
 of length 1, are averaged and scaled to length 1 again, and the nearest mean wins (the largest cosine). The means are
@@ -29,13 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl.learner import Common
-from nocl.losses import supcon
 from nocl.methods._replay import CHECK_PARAMS, ReplayLearner
 from nocl.plumbing.parameters import Count, NonNegative, Positive
 from nocl.plumbing.seeding import scoped
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Contrastive, Recipe, Trained
 from nocl.pretrain.augment import Augment
+from nocl.pretrain.supcon import supcon
 from nocl.stats.linalg import Cached
 from nocl.stats.memory import gradients
 

@@ -34,7 +34,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nocl.learner import Common
-from nocl.losses import weighted_learning
 from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner
 from nocl.nets.adapters import Adapters, fold_batchnorm
 from nocl.plumbing.parameters import NonNegative, Positive
@@ -151,3 +150,17 @@ def likeness(z: Tensor, means: Tensor) -> Tensor:
     tensor([1., 0.])
     """
     return (F.normalize(z, dim=1) @ F.normalize(means, dim=1).T).amax(1).clamp(0, 1)
+
+
+def weighted_learning(
+    logits: Tensor, y: Tensor, z: Tensor, before: Tensor, weight: Tensor, reduction: Literal["sum", "mean"] = "sum"
+) -> tuple[Tensor, Tensor]:
+    """SSRE's two terms: mean of (1 - weight) cross-entropy, and sum (or mean) of weight |z - before|, all by row [N].
+
+    >>> zeros, ones = torch.zeros(2, 2), torch.ones(2)
+    >>> weighted_learning(zeros, torch.tensor([0, 1]), zeros, zeros + 1, ones)[0]  # nothing new, nothing to learn
+    tensor(0.)
+    """
+    learning = ((1 - weight) * F.cross_entropy(logits, y, reduction="none")).mean()
+    distances = weight * torch.linalg.vector_norm(z - before, dim=1)
+    return learning, distances.sum() if reduction == "sum" else distances.mean()

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.losses import pair_labels, supcon
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
 from nocl.nets.projection import Projection
 from nocl.plumbing.seeding import generator, scoped, seed_from
 from nocl.pretrain.augment import Augment
+from nocl.pretrain.supcon import pair_labels, supcon
 from nocl.stats.class_stats import tukey
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def mix_classes(
     """Mixtures of two classes, ``times`` for each image, the same weights and partners in every view.
 
     The weight is drawn from Beta(20, 20) and set to 0.5 outside [0.4, 0.6]; pairs of one class are left out, so a batch
-    of one class gives none. Labels are those of :func:`nocl.losses.pair_labels`.
+    of one class gives none. Labels are those of :func:`nocl.pretrain.supcon.pair_labels`.
     """
     images, labels = [], []
     for _ in range(times):

@@ -1,17 +1,15 @@
-"""Stored exemplars, and ways to choose among them: only for the baselines that are allowed to keep images.
+"""Stored exemplars: only for the baselines that are allowed to keep images.
 
 A memory holds ``uint8`` images with their class columns in buffers of fixed size, so its bytes are bounded from the
 start and it is saved with the learner. :class:`Reservoir` keeps a uniform sample of everything offered;
-:class:`BalancedMemory` keeps classes equally large. The functions below choose what to replay: by interference (MIR),
-by growth of the last layer's gradient (DVC's MGI), by Shapley value (ASER). They are pure: a model they look at keeps
-its parameters, gradients and batch statistics.
+:class:`BalancedMemory` keeps classes equally large. The functions below look at a model after a step that is not taken:
+it keeps its parameters, gradients and batch statistics.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -126,7 +124,7 @@ def highest(scores: Tensor, n: int) -> Tensor:
     return scores.sort(descending=True, stable=True).indices[:n]
 
 
-# --- looking ahead: interference and gradient growth ----------------------------------------------------------
+# --- looking ahead ---------------------------------------------------------------------------------------------
 
 
 def gradients(loss: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -147,67 +145,3 @@ def look(model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor]) -> Any:
     named = dict(model.named_buffers())
     copies = {name: named[name].clone() for name in named if "running_" in name or "num_batches" in name}
     return functional_call(model, {**copies, **parameters}, (x,))
-
-
-def interference(model: nn.Module, x: Tensor, columns: Tensor, ahead: Mapping[str, Tensor]) -> Tensor:
-    """How much each image's cross-entropy would rise if the parameters became ``ahead`` [n] (MIR)."""
-    before = F.cross_entropy(look(model, x, {}), columns, reduction="none")
-    after = F.cross_entropy(look(model, x, ahead), columns, reduction="none")
-    return after - before
-
-
-def last_layer_gradient(logits: Tensor, z: Tensor, columns: Tensor) -> Tensor:
-    """L1 norm of each image's cross-entropy gradient on the last linear layer's weight [n] (MGI).
-
-    The gradient is the outer product of ``softmax - onehot`` and the feature, so its norm is the product of theirs.
-    """
-    error = logits.softmax(1) - F.one_hot(columns, logits.shape[1])
-    return error.abs().sum(1) * z.abs().sum(1)
-
-
-# --- Shapley values of nearest neighbours ---------------------------------------------------------------------
-
-
-def knn_shapley(z: Tensor, y: Tensor, candidates: Tensor, labels: Tensor, k: int) -> Tensor:
-    """What each candidate [n, d] is worth to a k-nearest-neighbour vote on each point [m, d]: Shapley values [m, n].
-
-    With candidates in order of distance and e_i = 1 where the label matches, s_n = e_n min(k, n) / (n k) and
-    s_i = s_{i+1} + (e_i - e_{i+1}) min(k, i) / (i k). Rows sum to (matches among the k nearest) / k.
-
-    >>> line = torch.arange(3.0)[:, None]
-    >>> knn_shapley(line[:1], torch.tensor([1]), line, torch.tensor([1, 0, 1]), k=1)
-    tensor([[ 0.8333, -0.1667,  0.3333]])
-    """
-    n = len(candidates)
-    if not n or not len(z):
-        return z.new_zeros(len(z), n)
-    exact = "donot_use_mm_for_euclid_dist"  # the fast way loses the small distances that decide the order
-    order = torch.cdist(z, candidates, compute_mode=exact).sort(dim=1, stable=True).indices  # [m, n]
-    match = (labels[order] == y[:, None]).to(z)
-    rank = torch.arange(1, n + 1, device=z.device, dtype=z.dtype)
-    weight = rank.clamp_max(k) / (rank * k)  # min(k, i) / (i k)
-    steps = torch.cat([(match[:, :-1] - match[:, 1:]) * weight[:-1], match[:, -1:] * weight[-1]], dim=1)
-    values = steps.flip(1).cumsum(1).flip(1)
-    return torch.zeros_like(values).scatter_(1, order, values)
-
-
-def adversarial_shapley(adversarial: Tensor, cooperative: Tensor, kind: str) -> Tensor:
-    """ASER's score of each candidate [n] from its values to the new batch and to the memory, both [m, n].
-
-    ``asvm`` takes means, ``asv`` the extremes, ``neg_sv`` looks at the new batch alone.
-    """
-    if kind == "neg_sv":
-        return -adversarial.sum(0)
-    if kind == "asv":
-        return cooperative.amax(0) - adversarial.amin(0)
-    return cooperative.mean(0) - adversarial.mean(0)
-
-
-def exchange(scores: Tensor, n_kept: int) -> tuple[Tensor, Tensor]:
-    """Candidates are ``n_kept`` stored images and then new ones, and as many stay as are stored.
-
-    Returns which stored candidates go and which new ones take their places, equally many, both best first.
-    """
-    order = highest(scores, len(scores))
-    kept, lost = order[:n_kept], order[n_kept:]
-    return lost[lost < n_kept], kept[kept >= n_kept] - n_kept

@@ -53,7 +53,8 @@ together; means have a prior and tails are a t's; the log-determinant of Sigma_c
 because base classes, whose images trained the network, have smaller covariances than test images of theirs deserve.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import Annotated, ClassVar, Literal, Unpack
 
 import torch
@@ -116,7 +117,7 @@ class RDA(FrozenLearner):
 
     depends_on_batching: ClassVar[bool] = False
     depths: ClassVar[int] = 3
-    retired: ClassVar[tuple[str, ...]] = ("unbiased", "log_determinant")  # the first edition's
+    retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {"unbiased": ..., "log_determinant": ...}  # first edition's
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
     base_recipe = Recipe(
         epochs=25, schedule="onecycle", weight_decay=5e-4, augment="crop_flip", normalize=True
