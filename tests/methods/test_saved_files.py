@@ -62,5 +62,5 @@ def test_a_committed_result_loads() -> None:
     assert result.finished
     assert result.method == "dsr"
     assert result.params["proto_update"] == "none"  # as it was written
-    assert len(result.accuracy) == 5
+    assert len(result.accuracy) == 11
     assert isinstance(remake("dsr", {**result.params, "weights": None}), DSR)
