@@ -135,7 +135,7 @@ def _continue(learner: Learner, stream: Stream, folder: Path | None, test_every:
     """The result so far, with ``learner`` brought to that state; None where nothing was written yet."""
     if folder is None or not (folder / STATE).exists():
         return None
-    saved, extra = load_with_extra(folder / STATE)
+    saved, extra = load_with_extra(folder / STATE, trust=(name_of(learner), learner.backbone))  # this learner's own
     result = RunResult.from_json(extra.get("result"))
     wanted = (name_of(learner), _params(learner), json.loads(json.dumps(stream.describe())))
     if (result.method, result.params, result.stream) != wanted:

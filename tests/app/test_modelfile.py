@@ -16,6 +16,7 @@ from safetensors.torch import save as tensor_bytes
 from nocl.app import modelfile
 from nocl.app.classifier import Classifier
 from nocl.plumbing.files import DamagedFileError, read_tensors
+from nocl.plumbing.sealed import content_digest
 from tests.support.practice_models import fitted, pictures
 
 
@@ -37,7 +38,7 @@ def resigned(saved: Path, to: Path, **changes: Any) -> Path:
             header[name] |= value
         else:
             header[name] = value
-    header["digest"] = modelfile._digest(header, tensors)
+    header["digest"] = content_digest(header, tensors)
     to.write_bytes(tensor_bytes(tensors, metadata={"nocl": json.dumps(header)}))
     return to
 
@@ -67,10 +68,10 @@ def test_a_resigned_copy_without_changes_loads(saved: Path, tmp_path: Path) -> N
         ({"format": 0}, "no nocl has ever written"),
         ({"format": "1"}, "not a number"),
         ({"kind": "else"}, "not a nocl model"),
-        ({"method": "os:system"}, "would run their code"),
+        ({"method": "os:system"}, "would run its code"),
         ({"method": 5}, "lacks a method"),
-        ({"params": {"backbone": "antigravity:fly"}}, "would run their code"),
-        ({"params": {"backbone": "timm:../x y"}}, "would run their code"),
+        ({"params": {"backbone": "antigravity:fly"}}, "would run its code"),
+        ({"params": {"backbone": "timm:../x y"}}, "would run its code"),
         ({"params": {"weights": "/etc/passwd"}}, "may not name another file"),
         ({"params": {"image_size": 10**9}}, "image_size must be 1 to 1024"),
         ({"params": {"image_size": True}}, "image_size"),
@@ -92,6 +93,9 @@ def test_a_resigned_copy_without_changes_loads(saved: Path, tmp_path: Path) -> N
         ({"tensors": {"stats.mean": torch.zeros(2, 64)}}, "float32"),
         ({"tensors": {"stats.mean": torch.zeros(3, 64, dtype=torch.float64)}}, "does not fit"),
         ({"tensors": {"stats.count": torch.tensor([-1, 2])}}, "negative"),
+        ({"tensors": {"stats.count": torch.tensor([8, 9])}}, "counts in the header"),
+        ({"tensors": {"n_base_": torch.tensor(3)}}, "3 base classes among 2"),
+        ({"tensors": {"network.std": torch.zeros(1, 3, 1, 1)}}, "standard deviation|does not fit"),
         ({"tensors": {"_extra_state": torch.zeros(3, dtype=torch.uint8)}}, "does not fit"),
         ({"tensors": {"more": torch.zeros(3)}}, "does not fit"),
     ],
@@ -136,7 +140,7 @@ def _without_network(saved: Path) -> bytes:
     tensors, outer = read_tensors(saved)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("network.")}
     header: Any = outer["nocl"]
-    header["digest"] = modelfile._digest(header, kept)
+    header["digest"] = content_digest(header, kept)
     return tensor_bytes(kept, metadata={"nocl": json.dumps(header)})
 
 

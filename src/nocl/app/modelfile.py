@@ -7,8 +7,6 @@ unpickles and never imports what a file names: methods and networks must be amon
 refused. A digest shows damage, not malice: who can write the file can write a matching digest.
 """
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -19,12 +17,13 @@ from torch import Tensor
 
 from nocl.app import backbones
 from nocl.learner import Learner
-from nocl.methods import METHODS, name_of, remake
+from nocl.methods import name_of, remake
+from nocl.methods._saving import check_meaning, check_trust, check_types
 from nocl.nets import BACKBONES, split_side, state_digest
-from nocl.plumbing.files import DamagedFileError, read_tensors, tensor_bytes
+from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.sealed import NoLargerThan, read_sealed, sealed_bytes
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
-from nocl.stats.class_stats import ClassStats
 
 KIND = "nocl model"
 FORMAT = 1
@@ -43,7 +42,7 @@ def to_bytes(learner: Learner, about: Mapping[str, JSON], *, network: str | None
 
     ``network`` is the name of its backbone, to be written with a digest in place of the backbone's weights.
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in learner.state_dict().items()}
+    tensors = learner.state_dict()
     if network is not None:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("network.")}
     header: Header = {
@@ -56,8 +55,7 @@ def to_bytes(learner: Learner, about: Mapping[str, JSON], *, network: str | None
         "network": None if network is None else {"name": network, "sha256": state_digest(learner.network)},
         **about,
     }
-    header["digest"] = _digest(header, tensors)
-    return tensor_bytes(tensors, {"nocl": header})
+    return sealed_bytes(tensors, header)
 
 
 def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learner, Header]:
@@ -68,11 +66,13 @@ def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learn
     header, tensors = _checked(path)
     method, params = _method(path, header, trust)
     try:
-        learner = remake(method, params)
-        tensors = _with_network(path, header, learner, tensors)
-        _check_tensors(path, learner, tensors)
-        learner.load_state_dict(tensors)
-        _check_statistics(path, learner)
+        with NoLargerThan(tensors):
+            learner = remake(method, params)
+            tensors = _with_network(path, header, learner, tensors)
+            check_types(path, learner, tensors)
+            learner.load_state_dict(tensors)
+        check_meaning(path, learner)
+        _check_statistics(path, header, learner)
     except DamagedFileError:
         raise
     except (RuntimeError, KeyError, ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
@@ -87,17 +87,11 @@ def describe(path: Path) -> Header:
 
 
 def _checked(path: Path) -> tuple[Header, dict[str, Tensor]]:
-    tensors, outer = read_tensors(path)
-    header = outer.get("nocl")
-    if not isinstance(header, dict) or header.get("kind") != KIND:
-        raise DamagedFileError(f"{path} is not a nocl model (it is a safetensors file of something else)")
-    version = header.get("format")
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise DamagedFileError(f"{path}: the format version is {version!r}, not a number")
+    header, tensors = read_sealed(path, KIND)
+    version = header["format"]
+    assert isinstance(version, int)
     if version > FORMAT:
         raise DamagedFileError(f"{path} has format {version}, this nocl reads up to {FORMAT}: update nocl")
-    if header.get("digest") != _digest(header, tensors):
-        raise DamagedFileError(f"{path} is damaged: its content does not match its digest; copy it again")
     while version < FORMAT:
         if version not in UPGRADES:
             raise DamagedFileError(f"{path} has format {version}, which no nocl has ever written")
@@ -151,11 +145,11 @@ def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSO
     plain, enlarged = split_side(backbone)
     if enlarged is not None and not 1 <= enlarged <= MAX_SIDE:
         raise DamagedFileError(f"{path}: the network enlarges images to {enlarged} px, above {MAX_SIDE}")
-    known = method in METHODS and (plain in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}", plain) is not None)
+    check_trust(path, method, params, trust)
+    known = plain in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}|features:\d{1,6}", plain) is not None
     if not known and not trust:
         raise DamagedFileError(
-            f"{path} names the method {method!r} on the network {backbone!r}, which do not both ship with nocl; "
-            "loading would run their code: load it with trust=True (--trust) only if you know who made it"
+            f"{path} names the network {backbone!r}, which does not ship with nocl: loading would run its code"
         )
     side = params.get("image_size")
     if not _is_count(side) or not 1 <= int(side) <= MAX_SIDE:  # type: ignore[arg-type]
@@ -197,35 +191,18 @@ def _with_network(path: Path, header: Header, learner: Learner, tensors: dict[st
     return tensors | {f"network.{key}": tensor for key, tensor in learner.network.state_dict().items()}
 
 
-def _check_tensors(path: Path, learner: Learner, tensors: dict[str, Tensor]) -> None:
-    classes = tensors.get("classes_")
-    if classes is None or classes.dtype != torch.int64 or classes.ndim != 1 or len(classes) > MAX_CLASSES:
-        raise DamagedFileError(f"{path}: the list of classes is missing or of another type")
-    if len(torch.unique(classes)) != len(classes):
-        raise DamagedFileError(f"{path}: a class occurs twice")
-    for name, tensor in learner.state_dict().items():
-        if name in tensors and tensors[name].dtype != tensor.dtype:
-            raise DamagedFileError(f"{path}: {name} is {tensors[name].dtype}, not {tensor.dtype}")
-
-
-def _check_statistics(path: Path, learner: Learner) -> None:
+def _check_statistics(path: Path, header: Header, learner: Learner) -> None:
     for name, tensor in learner.state_dict().items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise DamagedFileError(f"{path}: {name} holds NaN or infinity")
-    for module in learner.modules():
-        if isinstance(module, ClassStats) and bool((module.count < 0).any()):
-            raise DamagedFileError(f"{path}: a class has a negative count")
+    counts = torch.tensor(header["counts"], dtype=torch.int64)
+    if len(counts) != len(learner.classes_) or len(counts) > MAX_CLASSES:
+        raise DamagedFileError(f"{path}: {len(counts)} counts for {len(learner.classes_)} classes")
+    for name in learner.statistics:
+        kept = getattr(learner, name).count.cpu()
+        if len(counts) and not torch.equal(kept * counts.sum(), counts * kept.sum()):  # each image may count twice
+            raise DamagedFileError(f"{path}: the counts in the header are not those of {name}")
 
 
 def _is_count(value: JSON) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-
-
-def _digest(header: Header, tensors: Mapping[str, Tensor]) -> str:
-    content = {name: value for name, value in header.items() if name != "digest"}
-    total = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        total.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return total.hexdigest()

@@ -16,7 +16,7 @@ from nocl.learner import FrozenLearner, Learner, UnsupportedError
 from nocl.methods import METHODS, make, name_of
 from nocl.methods._saving import load_with_extra, save
 from nocl.nets.stored import PREFIX
-from nocl.plumbing.files import DamagedFileError, read_tensors
+from nocl.plumbing.files import DamagedFileError
 from nocl.plumbing.parameters import check_values, parameters_of
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON, Batch
@@ -99,10 +99,7 @@ class VectorLearner:
     @classmethod
     def load(cls, path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Self, dict[str, JSON]]:
         """What ``save`` wrote, and what was kept beside it. ``trust`` allows a method of your own: its code is run."""
-        method = read_tensors(path)[1].get("method")
-        if method not in METHODS and not trust:
-            raise DamagedFileError(f"{path} names the method {method!r}, which is not nocl's; load it with trust=True")
-        learner, extra = load_with_extra(path, device=device)
+        learner, extra = load_with_extra(path, trust=trust, device=device)
         labels, temperature = extra.get("labels"), extra.get("temperature")
         if not isinstance(learner, FrozenLearner) or not isinstance(labels, list) or not isinstance(temperature, float):
             raise DamagedFileError(f"{path} is not a classifier of vectors")
