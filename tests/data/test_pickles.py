@@ -2,7 +2,9 @@
 
 import collections
 import pickle
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,3 +106,20 @@ def test_truncated_pickle_is_called_damaged(tmp_path: Path) -> None:
     for length in (0, 1, len(raw) // 2, len(raw) - 1):
         with pytest.raises(DamagedFileError, match="not a whole pickle"):
             read_pickle(write(tmp_path / "p", raw[:length]))
+
+
+def test_shared_dictionaries_are_read_in_time_and_cyclic_ones_refused(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"x": 1}
+    for _ in range(15):
+        shared = {"a": shared, "b": shared, "c": shared, "d": shared}  # 4 ** 15 if each were visited
+    begun = time.monotonic()
+    assert set(read_pickle(write(tmp_path / "shared", pickle.dumps(shared)))) == {"a", "b", "c", "d"}
+    assert time.monotonic() - begun < 1
+    cyclic: dict[str, Any] = {}
+    cyclic["self"] = cyclic
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"deeper": deep}
+    for value in (cyclic, deep):
+        with pytest.raises(UnsafePickleError, match="nested beyond any use"):
+            read_pickle(write(tmp_path / "cyclic", pickle.dumps(value)))

@@ -13,11 +13,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nocl.checks.hoarding import find_image, reachable
 from nocl.checks.material import BASE_LABELS, NOVEL_LABELS, QUICK, SIDE, CheckError, build, easy_images, expect, split
 from nocl.checks.streams import STREAM_CHECKS, check_stream, every_stream_is_learned_or_refused
 from nocl.learner import Learner, NotFittedError
@@ -26,6 +28,7 @@ from nocl.methods._saving import load, save
 from nocl.plumbing.parameters import parameters_of
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON, Batch
+from nocl.plumbing.workers import in_processes
 
 
 def check_learner(method: str | type[Learner], **params: JSON) -> list[str]:
@@ -205,15 +208,37 @@ def state_stops_growing(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def no_image_is_kept(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Unless it says that it stores exemplars, nothing the learner holds has an image's shape."""
+    """Unless it says that it stores exemplars, no image can be found in anything the learner can reach."""
     if cls.stores_exemplars:
         return
-    learner = teach(fitted(cls, params), novel())
+    learner = fitted(cls, params)
+    batches = novel(20, seed=31)
+    teach(learner, batches)
     for name, tensor in _held_tensors(learner):
         pixels = 3 * SIDE * SIDE
         shape = tuple(tensor.shape)
         suspicious = shape[-3:] == (3, SIDE, SIDE) or shape[-1:] == (pixels,) or shape[-3:] == (SIDE, SIDE, 3)
         expect(not suspicious, f"{name} has the shape of images: {list(shape)}")
+    where = find_image(torch.cat([x for x, _ in batches]), reachable(learner))
+    expect(where is None, f"an image that was learned lies in {where}")
+
+
+def state_is_all_there_is(cls: type[Learner], params: dict[str, JSON]) -> None:
+    """Restored in a fresh process from its state alone, a learner answers the same: nothing is hidden elsewhere."""
+    learner = teach(fitted(cls, params), novel())
+    x = easy_images((*BASE_LABELS, *NOVEL_LABELS), 2, seed=9).x
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "learner.safetensors"
+        save(learner, path)
+        said = list(in_processes([x.numpy()], _prepare_answers, path, workers=1, tries=1))
+    answer = said[-1].value
+    expect(bool(np.array_equal(answer, learner.decision_function(x).numpy())), "a fresh process answers otherwise")
+
+
+def _prepare_answers(path: Path) -> Callable[[Any, Callable[[Any], None]], Any]:
+    """In the fresh process: the learner of a file, as a function from images to scores."""
+    learner = load(path, trust=True)
+    return lambda x, _: learner.decision_function(torch.from_numpy(x)).numpy()
 
 
 def small_batches_work(cls: type[Learner], params: dict[str, JSON]) -> None:
@@ -316,6 +341,7 @@ LEARNER_CHECKS: dict[str, Callable[[type[Learner], dict[str, JSON]], None]] = {
         inputs_untouched,
         state_stops_growing,
         no_image_is_kept,
+        state_is_all_there_is,
         small_batches_work,
         end_session_twice,
         interrupted_equals_uninterrupted,

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from nocl.plumbing.files import DamagedFileError
 
+_DEEPEST = 20  # dictionaries within dictionaries
+
 
 class UnsafePickleError(ValueError):
     """A pickle that asks for more than arrays, numbers, text and their containers."""
@@ -27,13 +29,13 @@ def read_pickle(path: Path) -> Any:
         with open(path, "rb") as file:
             # latin1 is how numpy recovers the bytes of an array that Python 2 stored as a string
             content = _ArrayUnpickler(file, encoding="latin1").load()
+        return _with_text_keys(content)
     except UnsafePickleError as error:
         raise UnsafePickleError(f"{path}: {error}") from None
     except OSError:
         raise
     except Exception as error:  # damaged pickles fail in any of a dozen ways, all of them meaning the same
         raise DamagedFileError(f"{path}: not a whole pickle ({error}); copy it again") from error
-    return _with_text_keys(content)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -143,10 +145,30 @@ _ALLOWED: dict[tuple[str, str], _Callable] = {
 
 def _with_text_keys(value: Any) -> Any:
     """The same dictionary with its byte keys as text, at every level, and plain arrays."""
-    if isinstance(value, _Array):
-        return value.view(np.ndarray)
-    if not isinstance(value, dict):
-        return value
-    return {
-        (key.decode("latin1") if isinstance(key, bytes) else key): _with_text_keys(item) for key, item in value.items()
-    }
+    return _Translation().of(value, 0)
+
+
+class _Translation:
+    """Each dictionary is translated once, however often it is referred to, so that work grows with the file alone."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, Any] = {}
+        self._open: set[int] = set()
+
+    def of(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _Array):
+            return value.view(np.ndarray)
+        if not isinstance(value, dict):
+            return value
+        if id(value) in self._done:
+            return self._done[id(value)]
+        if id(value) in self._open or depth > _DEEPEST:
+            raise UnsafePickleError("the pickle has dictionaries within themselves or nested beyond any use")
+        self._open.add(id(value))
+        made = {
+            (key.decode("latin1") if isinstance(key, bytes) else key): self.of(item, depth + 1)
+            for key, item in value.items()
+        }
+        self._open.discard(id(value))
+        self._done[id(value)] = made
+        return made

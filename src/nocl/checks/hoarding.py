@@ -1,0 +1,141 @@
+"""Find images in whatever a learner can reach: the state, plain attributes, its class, its module, closures.
+
+A check can find pixels that lie somewhere as numbers, scaled or shifted, whole rows or parts of rows, in any array,
+list or bytes. It cannot find what was encrypted, compressed, permuted pixel by pixel, trained into weights, or written
+to a file, a database or another process.
+"""
+
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nocl.learner import Learner
+
+_RUN = 16  # neighbouring pixels that must agree; shorter runs agree by chance
+_ALIKE = 0.9998  # correlation; free of scale and offset, so normalised pixels are found too
+_MOST = 4_000_000  # values of one array that are looked at
+
+
+def reachable(learner: Learner) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every array of numbers the learner can reach, with where it was found."""
+    yield from _walk("state", learner.state_dict(), set(), 0)
+    seen: set[int] = set()
+    for name, module in learner.named_modules():
+        yield from _walk(name or "learner", vars(module), seen, 0)
+    for cls in type(learner).__mro__:
+        if _is_own(cls.__module__):
+            yield from _walk(cls.__qualname__, vars(cls), seen, 0)
+            yield from _walk(cls.__module__, vars(sys.modules[cls.__module__]), seen, 0)
+
+
+def find_image(images: Tensor, arrays: Iterable[tuple[str, NDArray[Any]]]) -> str | None:
+    """Where one of the images uint8 [B, 3, H, W] lies, in whole or in part; None if nowhere."""
+    probes = [probe for image in images.numpy().astype(np.float32) for probe in _probes(image)]
+    probes = [probe for probe in probes if probe.std() > 1]
+    looked_at: set[tuple[Any, ...]] = set()
+    for name, array in arrays:
+        place = (array.__array_interface__["data"][0], array.shape, array.dtype)
+        if place in looked_at:  # the state and the buffers are the same memory
+            continue
+        looked_at.add(place)
+        if any(_has(values, probes) for values in _orders(array)):
+            return name
+    return None
+
+
+def _probes(image: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Runs of pixels as they may lie in memory: along a row, down a column, with the colours together."""
+    middle = image.shape[1] // 2
+    start = image.shape[2] // 2 - _RUN // 2
+    yield image[0, middle, start : start + _RUN]
+    yield image[2, middle, start : start + _RUN]
+    yield image[0, start : start + _RUN, middle]
+    yield image[:, middle, start : start + _RUN].T.reshape(-1)[:_RUN]
+
+
+def _orders(array: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
+    """The values in the order of memory and, of a table, in the other order."""
+    yield np.asarray(array, dtype=np.float32).reshape(-1)[:_MOST]
+    if array.ndim == 2:
+        yield np.asarray(array.T, dtype=np.float32).reshape(-1)[:_MOST]
+
+
+def _has(values: NDArray[np.float32], probes: list[NDArray[np.float32]]) -> bool:
+    """Whether some run of the values is a probe, times a factor, plus an offset."""
+    if len(values) < _RUN or not probes:
+        return False
+    values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    windows = np.lib.stride_tricks.sliding_window_view(values, _RUN)
+    wanted = np.stack([(probe - probe.mean()) / np.linalg.norm(probe - probe.mean()) for probe in probes])
+    for start in range(0, len(windows), 1 << 16):
+        part = windows[start : start + (1 << 16)]
+        part = part - part.mean(1, keepdims=True)
+        length = np.linalg.norm(part, axis=1)
+        likeness = np.abs(part @ wanted.T).max(1) / np.maximum(length, 1e-12)
+        if bool((likeness > _ALIKE).any()):
+            return True
+    return False
+
+
+def _is_own(module: str) -> bool:
+    """Whether a module is the method's own and not of a library."""
+    return module.split(".")[0] not in ("torch", "builtins", "typing", "abc", "nocl") or ".methods" in module
+
+
+def _walk(where: str, value: object, seen: set[int], depth: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    if id(value) in seen or depth > 6:
+        return
+    array = _numbers(value)
+    if array is not None:
+        yield where, array
+        return
+    if isinstance(value, str | bytes | int | float | type(None)):
+        return
+    seen.add(id(value))
+    for name, item in _parts(value):
+        yield from _walk(f"{where}.{name}", item, seen, depth + 1)
+
+
+def _numbers(value: object) -> NDArray[Any] | None:
+    """The value as an array, if it is numbers."""
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu()
+        return (plain.float() if plain.is_floating_point() else plain).numpy()
+    if isinstance(value, np.ndarray):
+        return value if value.dtype.kind in "biuf" else None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return np.frombuffer(value, np.uint8)
+    if isinstance(value, list | tuple) and len(value) >= _RUN and all(isinstance(i, int | float) for i in value):
+        return np.array(value, dtype=np.float64)
+    return None
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """What an object holds: items, attributes, and of a function its defaults and closure."""
+    if isinstance(value, dict):
+        yield from ((str(key)[:40], item) for key, item in list(value.items()))
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((str(i), item) for i, item in enumerate(value))
+    elif isinstance(value, types.FunctionType):
+        yield from (("default", item) for item in value.__defaults__ or ())
+        for cell in value.__closure__ or ():
+            try:
+                yield "closure", cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+    elif isinstance(value, types.MethodType | staticmethod | classmethod):
+        yield "function", value.__func__
+        yield "self", getattr(value, "__self__", None)
+    elif isinstance(value, types.ModuleType):
+        return
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from vars(value).items()
+    elif hasattr(value, "getvalue"):
+        yield "buffer", value.getvalue()
+    elif hasattr(value, "__iter__") and hasattr(value, "__len__") and type(value).__module__ == "collections":
+        yield from (("item", item) for item in list(value))

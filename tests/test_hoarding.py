@@ -1,0 +1,29 @@
+"""Cheaters: a method that keeps images where shapes do not show it is found, and an honest one is not suspected."""
+
+import pytest
+
+from nocl.checks import CheckError, no_image_is_kept, state_is_all_there_is
+from nocl.learner import Learner
+from nocl.methods import METHODS
+from tests.support import cheaters
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [cheaters.FlatStore, cheaters.ScaledStore, cheaters.ColoursTogether, cheaters.CroppedRows, cheaters.InTheModule,
+     cheaters.InAClosure, cheaters.OnTheClass],
+)  # fmt: skip
+def test_hidden_images_are_found(cls: type[Learner]) -> None:
+    with pytest.raises(CheckError, match="an image that was learned lies in"):
+        no_image_is_kept(cls, {})
+
+
+def test_an_answer_that_is_not_in_the_state_is_found() -> None:
+    with pytest.raises(CheckError, match="a fresh process answers otherwise"):
+        state_is_all_there_is(cheaters.AnswersFromTheModule, {})
+
+
+@pytest.mark.parametrize("name", ["ncm", "rda", "slda"])
+def test_honest_methods_are_not_suspected(name: str) -> None:
+    no_image_is_kept(METHODS[name], {})
+    state_is_all_there_is(METHODS[name], {})
