@@ -1,14 +1,20 @@
 """Online time of every method over a bare forward pass of the same images, in one run.
 
     python benchmarks/online_cost.py [--methods rda dsr ...]
+    python benchmarks/online_cost.py --engines
 
 Each learner gets a short base session of images made of noise, then a session of novel classes in batches of ten, as in
 the protocol; only time is measured, never accuracy. Time is processor time of one thread, so that other programs on the
 machine do not count, and the bare forward pass is measured between the methods, on the same batches. ``end_session`` is
 part of the session and shown beside it. Writes online_cost.json and online_cost.svg.
+
+``--engines`` measures rda alone, with the network run by PyTorch and by ONNX Runtime, over a bare forward pass in
+PyTorch: reduced ResNet-18 at 32 px and EfficientNet-Lite0 at 160 px, whichever comes first in turn. Writes
+online_cost_engines.json.
 """
 
 import argparse
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,17 +24,19 @@ import torch
 from torch import Tensor
 
 from bank import RESULTS, keep
-from nocl.learner import Learner
+from nocl import nets
+from nocl.learner import FrozenLearner, Learner
 from nocl.methods import METHODS, make
+from nocl.nets.engine import engine_named
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON, Batch
 from nocl.results import peak_memory
 
 
-def batches(labels: Sequence[int], n: int, size: int, seed: int) -> list[Batch]:
+def batches(labels: Sequence[int], n: int, size: int, seed: int, size_px: int = 32) -> list[Batch]:
     """``n`` batches of noise with labels in turn."""
     draw = generator(seed, "cost")
-    x = torch.randint(256, (n * size, 3, 32, 32), generator=draw, dtype=torch.uint8)
+    x = torch.randint(256, (n * size, 3, size_px, size_px), generator=draw, dtype=torch.uint8)
     y = torch.tensor(labels)[torch.randint(len(labels), (n * size,), generator=draw)]
     return [Batch(a, b) for a, b in zip(x.split(size), y.split(size))]
 
@@ -70,6 +78,44 @@ def measure(method: str, session: Sequence[Batch], base: Sequence[Batch]) -> dic
     }
 
 
+@torch.no_grad()
+def measure_engine(network: str, size: int, engine: str, n: int) -> dict[str, JSON]:
+    """Median ratio of learning a batch of ten with rda to a bare PyTorch forward pass of it, in alternating order."""
+    learner = make("rda", backbone=network, image_size=size)
+    assert isinstance(learner, FrozenLearner)
+    nets.load_pretrained(learner.network, network)
+    learner.engine = engine_named(engine)
+    ratios, learned, forward = [], [], []
+    for i, (x, y) in enumerate(batches(range(20), n + 4, 10, seed=1, size_px=size)):
+        spent = {"learn": 0.0, "bare": 0.0}
+        for what in ("learn", "bare") if i % 2 else ("bare", "learn"):
+            start = process_time()
+            learner.observe(x, y) if what == "learn" else bare(learner, x)
+            spent[what] = process_time() - start
+        if i >= 4:  # the first ones export and warm up
+            learned.append(spent["learn"])
+            forward.append(spent["bare"])
+            ratios.append(spent["learn"] / spent["bare"])
+    return {
+        "method": "rda", "network": network, "size": size, "engine": learner.engine.name,
+        "features": learner.feature_dim, "storage": str(learner.get_params()["storage"]),
+        "forward_ms": round(1000 * statistics.median(forward), 2),
+        "observe_ms": round(1000 * statistics.median(learned), 2),
+        "observe_over_forward": round(statistics.median(ratios), 3),
+    }  # fmt: skip
+
+
+def measure_engines(out: Path, n: int) -> None:
+    rows: list[JSON] = []
+    for network, size in (("reduced_resnet18", 32), ("efficientnet_lite0", 160)):
+        for engine in ("torch", "onnx"):
+            rows.append(measure_engine(network, size, engine, n))
+            print(rows[-1], flush=True)
+    load = os.getloadavg()[0]
+    command = f"python benchmarks/online_cost.py --engines --batches {n}"
+    keep(out / "online_cost_engines.json", command, None, batches=n, batch_size=10, load_average=load, rows=rows)
+
+
 def draw(rows: Sequence[dict[str, JSON]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
@@ -88,9 +134,13 @@ def main() -> None:
     exemplar_free = [name for name, cls in METHODS.items() if not cls.stores_exemplars]
     parser.add_argument("--methods", nargs="+", default=exemplar_free)
     parser.add_argument("--batches", type=int, default=30, help="of ten images each, in the session measured")
+    parser.add_argument("--engines", action="store_true", help="rda through each engine, and nothing else")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.engines:
+        measure_engines(args.out, args.batches)
+        return
     base = batches(range(60), 3, 100, seed=0)
     session = batches(range(60, 64), args.batches, 10, seed=1)
     rows = []

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 _WIDE = 512  # values of a feature, from which halving a product pays
+_FEW = 64  # samples that are added to a shared scatter in place; for more of them halving pays
 Spread = Literal["none", "diagonal", "full", "shared"]
 
 
@@ -54,8 +55,12 @@ class ClassStats(nn.Module):
         classes, inverse, counts = torch.unique(columns.to(z.device), return_inverse=True, return_counts=True)
         sums = z.new_zeros(len(classes), self.dim).index_add_(0, inverse, z)
         means = sums / counts[:, None]
-        within = self._scatter_within(z - means[inverse], inverse, len(classes)) if spread else None
-        self._fold(classes, counts, means, within)
+        deviations = z - means[inverse]
+        if spread and self.spread == "shared" and len(z) <= _FEW:
+            self._fold(classes, counts, means, None, deviations)
+        else:
+            within = self._scatter_within(deviations, inverse, len(classes)) if spread else None
+            self._fold(classes, counts, means, within)
 
     @torch.no_grad()
     def merge(self, other: "ClassStats", columns: Tensor | None = None, *, spread: bool = True) -> None:
@@ -127,14 +132,20 @@ class ClassStats(nn.Module):
         parts = deviations[inverse.argsort(stable=True)].split(torch.bincount(inverse, minlength=n).tolist())
         return torch.stack([part.T @ part for part in parts])
 
-    def _fold(self, classes: Tensor, counts: Tensor, means: Tensor, scatter: Tensor | None) -> None:
+    def _fold(
+        self, classes: Tensor, counts: Tensor, means: Tensor, scatter: Tensor | None, rows: Tensor | None = None
+    ) -> None:
+        """``rows`` are deviations in place of a shared scatter, to be added in one pass over it."""
         before, counts = self.count[classes].double(), counts.double()  # int / int would be float32
         after = before + counts
         shift = means - self.mean[classes]
         # with negative counts this takes samples away; a class that becomes empty is cleared by subtract
         whole = after + (after == 0)
         weight = (before * counts / whole)[:, None]  # what two groups' means add to their joint scatter
-        if scatter is None:
+        if rows is not None:
+            rows = torch.cat([rows, weight.sqrt() * shift])
+            self.scatter.addmm_(rows.T, rows)
+        elif scatter is None:
             pass  # the caller wants the spread left as it is
         elif self.spread == "diagonal":
             self.scatter[classes] += scatter + weight * shift.square()
