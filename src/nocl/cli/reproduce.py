@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from nocl import data
 from nocl.cli.show import shown_progress
 from nocl.experiments.grid import Engine, Outcome
 from nocl.experiments.job import parse_settings
 from nocl.experiments.paper.reproduce import foreseen, keep, perform, rebuild, with_data
 from nocl.experiments.paper.summary import committed, write_summary
 from nocl.experiments.paper.tables import EXPERIMENTS, MEMORIES, Choice, chosen_rows, find, plan
+from nocl.experiments.streams import CONTENDERS, Comparison, compare_streams
 
 reproduce_app = typer.Typer()
 
@@ -58,6 +60,10 @@ def reproduce(
     if name is None:
         for experiment in EXPERIMENTS.values():
             typer.echo(f"{experiment.name:20} {experiment.title}")
+        typer.echo(f"{'streams':20} Beyond the paper: methods on every kind of stream, on a given network")
+        return
+    if name == "streams":
+        _streams(backbone_from, root, out / name, _names(methods), parse_seeds(seeds))
         return
     experiment = find(name)
     choice = Choice(
@@ -90,6 +96,16 @@ def reproduce(
     typer.echo(paths[0].read_text("utf-8"))
     typer.echo("\n".join(str(path) for path in paths))
     tell_failures(outcomes)
+
+
+def _streams(network: Path | None, root: Path | None, out: Path, names: Sequence[str], seeds: Sequence[int]) -> None:
+    if network is None:
+        raise ValueError("reproduce streams compares on a given network: name its file with --backbone-from")
+    asked = Comparison(data.load("cifar100", root=root), network, out, names or tuple(CONTENDERS), seeds=seeds)
+    with shown_progress():
+        for line in compare_streams(asked):
+            typer.echo(line)
+    typer.echo((out / "streams.md").read_text("utf-8"))
 
 
 def tell_failures(outcomes: Sequence[Outcome]) -> None:
