@@ -69,7 +69,7 @@ def run(
             continue  # learned before the run was interrupted
         exam = Exam(learner, stream, session.index, result.anytime, every=test_every, batch_size=test_batch)
         start = perf_counter()
-        for x, y in track(session, f"session {session.index}/{len(stream)}"):
+        for x, y in track(session, f"session {session.index}/{len(stream)}", following=len(stream) - session.index):
             learner.observe(x, y)
             exam.after(y)
         if stream.boundaries:

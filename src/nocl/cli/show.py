@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
@@ -16,7 +17,6 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -35,9 +35,19 @@ def shown_progress() -> Iterator[None]:
             yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, Speed(), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    progress = Progress(*columns, Speed(), TimeLeft(), console=Console(stderr=True), transient=True)
     with progress, reporting(Bar(progress)):
         yield
+
+
+class TimeLeft(ProgressColumn):
+    """The time left of a piece of work and of those of its size that come after it."""
+
+    def render(self, task: Task) -> Text:
+        if not task.speed or task.total is None:
+            return Text("-:--:--", style="progress.remaining")
+        to_do = task.total * (1 + int(task.fields.get("following", 0))) - task.completed
+        return Text(str(timedelta(seconds=round(to_do / task.speed))), style="progress.remaining")
 
 
 class Bar:
@@ -46,8 +56,8 @@ class Bar:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def start(self, description: str, total: int | None) -> int:
-        return self._progress.add_task(description, total=total)
+    def start(self, description: str, total: int | None, following: int = 0) -> int:
+        return self._progress.add_task(description, total=total, following=following)
 
     def show(self, task: int, done: int, total: int | None) -> None:
         self._progress.update(TaskID(task), completed=done, total=total)
@@ -69,6 +79,7 @@ class _Line:
     done: int
     begun: float
     said: float
+    following: int
 
 
 class PlainLines:
@@ -77,9 +88,9 @@ class PlainLines:
     def __init__(self) -> None:
         self._tasks: list[_Line] = []
 
-    def start(self, description: str, total: int | None) -> int:
+    def start(self, description: str, total: int | None, following: int = 0) -> int:
         now = time.monotonic()
-        self._tasks.append(_Line(description, total, 0, now, now))
+        self._tasks.append(_Line(description, total, 0, now, now, following))
         return len(self._tasks) - 1
 
     def show(self, task: int, done: int, total: int | None) -> None:
@@ -102,8 +113,8 @@ class PlainLines:
         of = "" if line.total is None else f"/{line.total}"
         rate = f", {line.done / elapsed:,.0f}/s" if line.done > elapsed > 0 else ""
         left = ""
-        if line.total and 0 < line.done < line.total:
-            left = f", about {elapsed / line.done * (line.total - line.done):.0f} s left"
+        if line.total and line.done and (to_do := line.total * (1 + line.following) - line.done):
+            left = f", about {elapsed / line.done * to_do:.0f} s left"
         text = note or f"{line.done}{of} in {elapsed:.0f} s{rate}{left}"
         print(f"{line.description}: {text}", file=sys.stderr, flush=True)
 

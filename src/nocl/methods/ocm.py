@@ -151,7 +151,9 @@ class OCM(ReplayClassifier):
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
         self.take_heads(trained)
         for epoch in range(self.base_epochs):
-            for x, y in track(base, f"OCM base epoch {epoch + 1}/{self.base_epochs}"):
+            for x, y in track(
+                base, f"OCM base epoch {epoch + 1}/{self.base_epochs}", following=self.base_epochs - epoch - 1
+            ):
                 for part, labels in zip(x.split(_BASE_BATCH), y.split(_BASE_BATCH)):
                     self._step(self.first_loss(self.scale(part), self.columns(labels)))
         self.fill(base)

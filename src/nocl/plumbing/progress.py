@@ -15,8 +15,8 @@ T = TypeVar("T")
 class Reporter(Protocol):
     """Shows how far named pieces of work have come."""
 
-    def start(self, description: str, total: int | None) -> int:
-        """Begin a piece of work; returns its number."""
+    def start(self, description: str, total: int | None, following: int = 0) -> int:
+        """Begin a piece of work; returns its number. ``following`` pieces of its size come after it."""
         ...
 
     def show(self, task: int, done: int, total: int | None) -> None:
@@ -50,8 +50,10 @@ def current() -> Reporter | None:
     return _reporter.get()
 
 
-def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+def track(items: Iterable[T], description: str, total: int | None = None, following: int = 0) -> Iterator[T]:
     """Iterate as before, reporting each step.
+
+    ``following`` such loops come after this one, as epochs do; they count in the time left.
 
     >>> list(track([1, 2], "counting"))
     [1, 2]
@@ -62,7 +64,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
         return
     if total is None and isinstance(items, Sized):
         total = len(items)
-    task = reporter.start(description, total)
+    task = reporter.start(description, total, following)
     try:
         for done, item in enumerate(items, 1):
             yield item

@@ -257,7 +257,7 @@ class _Training:
         self.objective.epoch = epoch
         split = type(self.objective).loss is Objective.loss  # features can be kept apart from the loss
         batches = self._kept(model, base, epoch) if self.frozen and split else self._passed(model, base, epoch)
-        progress = track(batches, f"base epoch {epoch + 1}/{self.epochs}", n_batches)
+        progress = track(batches, f"base epoch {epoch + 1}/{self.epochs}", n_batches, self.epochs - epoch - 1)
         for step, (loss, n) in enumerate(progress):
             check_finite(loss, epoch, self.recipe)
             done = epoch * n_batches + step

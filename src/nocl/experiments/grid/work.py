@@ -75,7 +75,7 @@ class Sender:
         self._number, self._say, self._last = number, say, 0.0
         self._open: list[str] = []
 
-    def start(self, description: str, total: int | None) -> int:
+    def start(self, description: str, total: int | None, following: int = 0) -> int:
         self._open.append(description)
         self._tell(len(self._open) - 1, 0, total)
         return len(self._open) - 1
