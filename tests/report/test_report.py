@@ -366,3 +366,18 @@ def test_write_report_writes_four_files_the_same_every_time(tmp_path: Path) -> N
 def test_write_report_without_results_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one result"):
         write_report([], tmp_path)
+
+
+def test_page_of_a_stream_without_a_base_session() -> None:
+    rows = [[None, None, None], [None, 0.5, None], [None, 0.5, 0.25]]
+    none = dict.fromkeys(CONFUSION, 0)
+    some = {**none, "novel_right": 3, "novel_as_novel": 1}
+    run = result(
+        session_classes=((), (2,), (3,)),
+        accuracy=rows,
+        class_accuracy=[row[1:] for row in rows],
+        confusion=[none, some, some],
+    )
+    words = read(page(summarise([run]))).words
+    assert "No base session, then 2 classes in 2 sessions" in words
+    assert "(0 is the base)" not in words
