@@ -14,9 +14,8 @@ from nocl.data import Dataset
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
+from nocl.report.summary import LEAK, UNTRAINED
 from nocl.streams import Stream, parse_partition
-
-LEAK, UNTRAINED = "novel_classes_in_network", "base_classes_not_in_network"
 
 
 def stream_on_network(

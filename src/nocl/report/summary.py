@@ -18,7 +18,7 @@ from nocl.results import RunResult
 
 ORDER_KEYS = frozenset({"seed", "order_seed", "order", "class_order", "classes", "sessions", "session_classes"})
 SPEED_KEYS = frozenset({"rows_at_once"})
-LEAK = "novel_classes_in_network"
+LEAK, UNTRAINED = "novel_classes_in_network", "base_classes_not_in_network"
 NO_SPREAD = 1e-3  # of the mean: an interval of orders that is narrower is rounding, not an interval
 BASE_KEYS = ("recipe", "epochs")
 
@@ -238,6 +238,7 @@ def _weights(run: RunResult) -> str:
 def _stream(result: RunResult) -> dict[str, JSON]:
     """What decides the images and their order, seeds and the given network's file apart."""
     left_out = ORDER_KEYS | SPEED_KEYS | {"features"}
+    left_out |= {key for key in (LEAK, UNTRAINED) if not result.stream.get(key)}  # no leak: as if it were not asked
     return {key: value for key, value in result.stream.items() if key not in left_out}
 
 

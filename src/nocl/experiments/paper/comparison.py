@@ -13,14 +13,13 @@ from functools import cache
 from typing import NamedTuple
 
 from nocl.experiments.job import Job
-from nocl.experiments.on_network import LEAK, UNTRAINED
 from nocl.experiments.paper import values as paper
 from nocl.experiments.paper.tables import Experiment, Row, effective
 from nocl.methods import METHODS
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Recipe
-from nocl.report.summary import Estimate, draws, over_seeds, text
+from nocl.report.summary import LEAK, UNTRAINED, Estimate, draws, over_seeds, text
 from nocl.report.tables import Table
 from nocl.results import RunResult
 
