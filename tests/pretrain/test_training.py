@@ -19,6 +19,7 @@ from nocl.pretrain import Contrastive, CrossEntropy, Recipe, Trained, train_base
 from nocl.pretrain.augment import Augment
 from nocl.pretrain.objectives import mix_classes
 from nocl.pretrain.supcon import supcon
+from nocl.pretrain.training import _Training
 
 CLASSES = (7, 3, 40, 0)
 QUICK = Recipe(epochs=3, lr=0.05, projection=32, power=0.5, compile=False)
@@ -262,3 +263,11 @@ def test_adam_continues_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.M
     resumed, again = train(recipe, workdir=tmp_path)
     assert again.losses == trained.losses
     assert all(torch.equal(a, b) for a, b in zip(straight.state_dict().values(), resumed.state_dict().values()))
+
+
+@pytest.mark.parametrize(("objective", "views"), [("ce", 1), ("sc", 2), ("ce+ssl", 4), ("sc+ssl", 5)])
+def test_every_view_counts_as_an_image_that_passes_the_network(objective: str, views: int) -> None:
+    recipe = QUICK.with_changes({"objective": objective})
+    network = nets.build("tiny_resnet18")
+    training = _Training(network, network.feature_dim(32), recipe, CLASSES, 0, frozen=False)
+    assert training.passes(Images()) == views * sum(len(y) for _, y in Images())

@@ -7,6 +7,9 @@ An objective owns the projection and the heads. It is split so that features may
 
 ``+ssl`` adds cross-entropy over the joint labels 4y + k of the image turned k quarters counter-clockwise, ``+da`` adds
 mixtures of two classes as classes of their own (ALICE). They are two independent additions to either loss.
+
+All views of a batch pass the network as one batch, so batch normalisation takes its statistics over all of them. The
+public code of SCR and of NO-CL passes the two contrastive views one after the other, each with statistics of its own.
 """
 
 from collections.abc import Callable

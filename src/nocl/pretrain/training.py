@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 log = logging.getLogger(__name__)
-COMPILE_PAYS_FROM = 300_000  # images through the network, below which compiling costs more than it saves
+COMPILE_PAYS_FROM = 300_000  # views of images through the network, below which compiling costs more than it saves
 _SLOTS = {"velocity": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}  # as stored
 
 
@@ -231,8 +232,11 @@ class _Training:
         n_batches = _count(base)
         optimizer = self.worker.prepare(self.optimizer)
         for epoch in range(len(losses), self.epochs):
-            losses.append(self._epoch(model, optimizer, base, epoch, n_batches))
-            log.info("base epoch %d/%d: loss %.4f", epoch + 1, self.epochs, losses[-1])
+            start = perf_counter()
+            loss, images = self._epoch(model, optimizer, base, epoch, n_batches)
+            losses.append(loss)
+            pace = images / (perf_counter() - start)  # an image with all its views counts once
+            log.info("base epoch %d/%d: loss %.4f, %.0f images/s", epoch + 1, self.epochs, loss, pace)
             if partial is not None and self.worker.writes:
                 self._store(partial, key, losses)
         self.optimizer.zero_grad(set_to_none=True)
@@ -240,18 +244,27 @@ class _Training:
         self.objective.eval()
         self.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
+    def passes(self, base: Iterable[Batch]) -> int:
+        """Images that pass the network in one epoch: each image as often as the objective makes views of it."""
+        images = sum(len(batch.y) for batch in _epoch_of(base, 0))
+        draw = generator(self.seed, "views to count")
+        first = next(self._images(base, 0, draw), None)
+        if first is None:
+            return images
+        return round(images * len(self.objective.views(*first, draw)[0]) / len(first[1]))
+
     def _prepare_model(self, base: Iterable[Batch]) -> Extractor:
         assert self.worker is not None
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         wanted = self.recipe.compile
         if wanted is None:
-            images = sum(len(batch.y) for batch in _epoch_of(base, 0)) * self.epochs
-            wanted = images >= COMPILE_PAYS_FROM and not self.frozen
+            wanted = not self.frozen and self.passes(base) * self.epochs >= COMPILE_PAYS_FROM
         return self.worker.share(torch.compile(self.network) if wanted else self.network)  # type: ignore[arg-type]
 
     def _epoch(
         self, model: Extractor, optimizer: torch.optim.Optimizer, base: Iterable[Batch], epoch: int, n_batches: int
-    ) -> float:
+    ) -> tuple[float, int]:
+        """The mean loss and the number of images."""
         assert self.worker is not None
         total, seen = 0.0, 0
         self.objective.epoch = epoch
@@ -264,7 +277,7 @@ class _Training:
             self.optimizer.param_groups[0]["lr"] = learning_rate(self.recipe, epoch, done, self.epochs * n_batches)
             self.worker.step(loss, optimizer)
             total, seen = total + loss.item() * n, seen + n
-        return total / max(seen, 1)
+        return total / max(seen, 1), seen
 
     def _images(self, base: Iterable[Batch], epoch: int, draw: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Augmented images in [0, 1] and labels 0 .. n - 1."""

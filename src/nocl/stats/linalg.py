@@ -1,7 +1,6 @@
-"""Linear algebra on symmetric positive definite matrices: float64 Cholesky, warnings of doubt, a cache.
+"""Linear algebra on symmetric positive definite matrices: Cholesky in float64, and a cache for what is solved.
 
-Every solve says when its answer is doubtful: a condition number above ``DOUBTFUL`` is logged as a warning
-with the matrix's name. Inputs may be batches of matrices [..., d, d]. Nothing here learns or holds state.
+Inputs may be batches of matrices [..., d, d]. Errors and warnings name the matrix. Nothing here learns or holds state.
 """
 
 import logging
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger(__name__)
-DOUBTFUL = 1e12  # a float64 solve keeps about 16 - 12 = 4 decimal places of its answer
 _FLOOR = 1e-10  # of the largest eigenvalue, what smaller ones are raised to where a matrix is not definite
 T = TypeVar("T")
 
@@ -22,7 +20,7 @@ class NotPositiveDefiniteError(ValueError):
 
 
 def cholesky(matrix: Tensor, what: str) -> Tensor:
-    """Lower factor in float64 of a symmetric positive definite matrix; warns where its condition is doubtful.
+    """Lower factor in float64 of a symmetric positive definite matrix.
 
     >>> cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]), "example")
     tensor([[2., 0.],
@@ -35,7 +33,6 @@ def cholesky(matrix: Tensor, what: str) -> Tensor:
             f"{what} is not positive definite ({int((failed > 0).sum())} of {failed.numel()}); "
             "use more ridge or shrinkage"
         )
-    _warn(condition(matrix, factor), what)
     lower: Tensor = factor
     return lower
 
@@ -61,7 +58,6 @@ def inverse_root(matrix: Tensor, what: str) -> Tensor:
         )  # fmt: skip
         eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
         factor = torch.where(broken[..., None, None], eye, factor)
-    _warn(condition(matrix, factor)[~broken], what)
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
     root: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
     if bool(broken.any()):
@@ -87,33 +83,6 @@ def oas(covariance: Tensor, n: int) -> Tensor:
     share = min(1.0, share)
     eye = torch.eye(d, dtype=covariance.dtype, device=covariance.device)
     return (1 - share) * covariance + share * variance * eye
-
-
-def log_determinant(factor: Tensor) -> Tensor:
-    """Of the matrix whose lower Cholesky factor is given."""
-    return 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-
-def condition(matrix: Tensor, factor: Tensor, steps: int = 5) -> Tensor:
-    """Condition number in the 1-norm [...], estimated from below by Hager's method with a handful of solves.
-
-    >>> condition(torch.diag(torch.tensor([4.0, 1.0])), torch.diag(torch.tensor([2.0, 1.0])))
-    tensor(4.)
-    """
-    d = matrix.shape[-1]
-    if d == 0:
-        return matrix.new_ones(matrix.shape[:-2])
-    vector = matrix.new_full((*matrix.shape[:-1], 1), 1 / d)
-    best = matrix.new_zeros(matrix.shape[:-2])
-    for _ in range(steps):
-        answer = torch.cholesky_solve(vector, factor)
-        norm = answer.abs().sum((-2, -1))
-        if bool((norm <= best).all()):
-            break
-        best = torch.maximum(best, norm)
-        steepest = torch.cholesky_solve(answer.sign(), factor).abs().argmax(-2, keepdim=True)
-        vector = torch.zeros_like(vector).scatter_(-2, steepest, 1.0)
-    return best * matrix.abs().sum(-2).amax(-1)
 
 
 class Cached(Generic[T]):
@@ -153,13 +122,3 @@ def _symmetric(matrix: Tensor, what: str) -> Tensor:
     if not bool(torch.isfinite(matrix).all()):
         raise NotPositiveDefiniteError(f"{what} holds NaN or infinity; check the features it was made of")
     return (matrix + matrix.mT) / 2
-
-
-def _warn(numbers: Tensor, what: str) -> None:
-    doubtful = numbers > DOUBTFUL
-    if bool(doubtful.any()):
-        log.warning(
-            "%s: condition number %.1e (above %.0e in %d of %d matrices), so the solve is doubtful; "
-            "use more ridge or shrinkage",
-            what, float(numbers.max()), DOUBTFUL, int(doubtful.sum()), numbers.numel(),
-        )  # fmt: skip

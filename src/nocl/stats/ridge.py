@@ -184,16 +184,3 @@ class RecursiveRidge(nn.Module):
                 raise NotPositiveDefiniteError(
                     f"the recursion overflowed in {int(self.steps)} batches; use a ridge above {self.ridge}"
                 )
-
-    @torch.no_grad()
-    def merge(self, other: "RecursiveRidge") -> None:
-        """Fold in another's samples of the same classes, in the same order."""
-        if other.weight.shape != self.weight.shape or other.ridge != self.ridge:
-            raise ValueError("only recursions with the same features, classes and ridge can be merged")
-        eye = torch.eye(self.dim, dtype=torch.float64, device=self.inverse.device)
-        ours, theirs = (solve(part.inverse, eye, "recursive inverse") for part in (self, other))
-        joint = ours + theirs - self.ridge * eye
-        self.weight.copy_(solve(joint, ours @ self.weight + theirs @ other.weight, "merged Gram matrix"))
-        self.inverse.copy_(solve(joint, eye, "merged Gram matrix"))
-        self.count += other.count
-        self.steps += other.steps
