@@ -228,6 +228,10 @@ class Learner(Merging):
             raise NotFittedError(f"{type(self).__name__} has met no class yet: call fit_base or observe first")
         return self.classes_[self.decision_function(x).argmax(1)].cpu()
 
+    def temperature(self) -> float:
+        """What to divide scores by for a softmax to give probabilities, where no image was held out to fit it."""
+        return 1.0
+
     # --- parameters and state ---------------------------------------------------------------------------------
 
     def get_params(self) -> dict[str, JSON]:
@@ -286,12 +290,14 @@ class FrozenLearner(Learner):
     ----------
     stages
         The stages of the network whose pooled outputs make the feature, numbers from 1 such as ``[2, 3, 4]``. None: the
-        last one. ``"auto"``: the last ``depths`` stages, or all if the network has fewer.
+        last one. ``"auto"``: the last ``depths`` stages, or all if the network has fewer. ``-2`` is the spread of stage
+        2 over its positions: ``[1, 2, 3, 4, -1, -2, -3]``.
     **common
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`Learner`.
     """
 
     depends_on_batching: ClassVar[bool] = True
+    learns_from_one_image: ClassVar[bool] = False  # claims that a class of one image is of use and spoils nothing
     depths: ClassVar[int] = 1  # how many stages of the network the method wishes for
 
     def __init__(self, *, stages: Sequence[int] | Literal["auto"] | None = None, **common: Unpack[Common]) -> None:

@@ -191,6 +191,18 @@ def test_temperature_and_rejection_come_from_held_out_images() -> None:
         fitted(holdout=0.0).predict(known, reject=True)
 
 
+def test_a_model_calls_itself_calibrated_only_while_it_is() -> None:
+    model = fitted(("red", "green", "blue"), n=20, holdout=0.25)
+    held, probability = model.calibration_.temperature, model.predict_proba(pictures("red", 1, 3))
+    model.partial_fit(pictures("red", 2, 5), "red")
+    assert model.calibration_.images == 15  # a known class
+    assert model.calibration_.temperature == held
+    np.testing.assert_allclose(probability.sum(), 1)
+    model.partial_fit(pictures("grey", 2, 5), "grey")
+    assert model.calibration_.images == 0
+    assert model.calibration_.temperature == model.learner_.temperature()
+
+
 def test_the_threshold_refuses_the_share_asked_for() -> None:
     calibration = Calibration(1.0, 5, "score", None, tuple(float(v) for v in range(101)))
     assert [calibration.threshold(share) for share in (0.0, 0.05, 0.5)] == [0.0, 5.0, 50.0]

@@ -418,6 +418,18 @@ def test_bad_features_are_refused_before_anything_changes() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.state_dict().items())
 
 
+def test_temperature_follows_the_distances_between_classes_and_merges_exactly() -> None:
+    z, y = gaussians([10] * 4)
+    learner = taught(rda(), z, y)
+    between = float(learner._derive().means.between.sum())
+    assert learner.temperature() == pytest.approx(1.45 * between**0.75)
+    assert taught(rda(flip=True), z, y).temperature() == pytest.approx(2 * learner.temperature())
+    left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
+    left.merge(right)
+    assert left.temperature() == pytest.approx(learner.temperature(), rel=1e-6)
+    assert rda().temperature() == 1
+
+
 def test_flip_adds_the_mirror_images_scores() -> None:
     x = torch.randint(256, (6, 3, 32, 32), generator=generator(0), dtype=torch.uint8)
     y = torch.arange(6) % 2

@@ -138,3 +138,24 @@ def test_rda_keeps_one_covariance_where_one_a_class_would_be_megabytes() -> None
     each = 2 * 641 * 8 + 16  # mean, a share of rounding, count
     shared = 641 * 641 * 8
     assert large.state_bytes()["statistics"] < 20 * each + shared + 10_000
+
+
+@pytest.mark.parametrize("name", ["tiny_resnet18", "efficientnet_lite0"])
+def test_a_stage_with_a_minus_is_its_spread_over_positions(name: str) -> None:
+    network = nets.build(name, seed=0).eval()
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    maps = network.stage_maps(x)  # type: ignore[operator]
+    both = network(x, [2, -2, -1])
+    expected = [
+        maps[1].mean((2, 3)),
+        maps[1].flatten(2).std(2, unbiased=False),
+        maps[0].flatten(2).std(2, unbiased=False),
+    ]
+    torch.testing.assert_close(both, torch.cat(expected, 1), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="this backbone has stages 1 to"):
+        network(x, [-9])
+
+
+def test_a_network_without_maps_has_no_spread() -> None:
+    with pytest.raises(ValueError, match="does not give the spread"):
+        nets.Wrapped(nn.Flatten())(torch.zeros(1, 3, 4, 4), [-1])

@@ -17,6 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -40,8 +41,6 @@ from nocl.streams import RepeatableSession
 
 DEFAULT_METHOD = "rda"  # the best measured here without exemplars that can forget and merge exactly
 _AT_ONCE = 256  # images through the network together
-# softmax temperature where nothing was held out to fit one
-_ROUGH_TEMPERATURE = {"ncm": 0.03, "rda": 40.0}
 
 
 class Classifier:
@@ -78,7 +77,7 @@ class Classifier:
         self._network: Literal["whole", "name"] = "whole"  # how a file holds it
         self._names: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
-        self.calibration_ = Calibration(_ROUGH_TEMPERATURE.get(method, 1.0))
+        self._calibration = Calibration(1.0)
         self.history_: list[dict[str, Any]] = []
         self._entry: dict[str, Any] | None = None
 
@@ -194,8 +193,18 @@ class Classifier:
         scores: NDArray[np.float64] = self._scores(images).double().numpy()
         return scores
 
+    @property
+    def calibration_(self) -> Calibration:
+        """How scores become probabilities: by held-out base images, or by the method's own temperature without any.
+
+        Held-out images say nothing of classes that came later, so with the first of those it is the method's again.
+        """
+        if self._calibration.images or self._learner is None:
+            return self._calibration
+        return replace(self._calibration, temperature=self._learner.temperature())
+
     def predict_proba(self, images: Pictures) -> NDArray[np.float64]:
-        """Probabilities [B, K], calibrated on held-out base images where ``fit`` had some (``calibration_``)."""
+        """Probabilities [B, K]; ``calibration_.images`` held-out images have calibrated them, or none."""
         probabilities: NDArray[np.float64] = self.calibration_.probabilities(self._scores(images)).numpy()
         return probabilities
 
@@ -214,8 +223,8 @@ class Classifier:
 
     def refused(self, scores: Tensor, reject: bool | float) -> Tensor:
         """Which rows of scores [B, K] are too unsure to be any known class: bool [B]."""
-        threshold = self.calibration_.threshold(0.05 if reject is True else float(reject))
-        return self.calibration_.confidences(scores) < threshold
+        threshold = self._calibration.threshold(0.05 if reject is True else float(reject))
+        return self._calibration.confidences(scores) < threshold
 
     def score(self, images: Pictures, names: str | Sequence[str]) -> float:
         """The share predicted right."""
@@ -328,7 +337,7 @@ class Classifier:
             "fit": self.fit_to_size,
             "engine": getattr(getattr(self.learner_, "engine", None), "name", "torch"),
             "holdout": self.holdout,
-            "calibration": self.calibration_.to_json(),
+            "calibration": self._calibration.to_json(),
             "history": [{**entry} for entry in copy.deepcopy(self.history_)],
             "privacy": self.privacy(),
         }
@@ -364,7 +373,7 @@ class Classifier:
             raise ValueError("the class names do not belong to the classes learned")
         made._learner, made._names = learner, {label_of(name): name for name in names}
         made._counts = Counter(dict(zip(names, header["counts"])))
-        made.calibration_ = Calibration.from_json(header["calibration"])
+        made._calibration = Calibration.from_json(header["calibration"])
         made.history_ = _checked_history(header["history"])
         return made
 
@@ -384,7 +393,7 @@ class Classifier:
 
     def _reset(self) -> None:
         self._counts, self.history_, self._entry = Counter(), [], None
-        self.calibration_ = Calibration(_ROUGH_TEMPERATURE.get(self.method, 1.0))
+        self._calibration = Calibration(1.0)
 
     def _build(self) -> Learner:
         learner = make(
@@ -415,7 +424,7 @@ class Classifier:
     def _calibrate(self, learner: Learner, x: Tensor, y: Tensor) -> None:
         columns = torch.tensor([learner.classes_.tolist().index(label) for label in y.tolist()])
         scores = torch.cat([learner.decision_function(rows).cpu() for rows in x.split(_AT_ONCE)])
-        self.calibration_ = calibrate(scores, columns)
+        self._calibration = calibrate(scores, columns)
         if isinstance(learner, FrozenLearner):  # only now may the statistics take them in
             for rows_x, rows_y in zip(x.split(_AT_ONCE), y.split(_AT_ONCE)):
                 learner.observe(rows_x, rows_y)
@@ -444,6 +453,8 @@ class Classifier:
         return torch.cat(parts) if parts else torch.zeros(0, len(learner.classes_))
 
     def _note(self, added: Counter[str]) -> None:
+        if self._counts and self._calibration.images and not set(added) <= set(self._counts):
+            self._calibration = replace(self._calibration, images=0)
         if self._entry is None:
             self._entry = {"id": secrets.token_hex(8), "added": {}}
             self.history_.append(self._entry)

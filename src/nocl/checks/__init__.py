@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nocl.checks.first_image import the_first_image_spoils_nothing
 from nocl.checks.hoarding import find_image, reachable
 from nocl.checks.material import BASE_LABELS, NOVEL_LABELS, QUICK, SIDE, CheckError, build, easy_images, expect, split
 from nocl.checks.streams import STREAM_CHECKS, check_stream, every_stream_is_learned_or_refused
@@ -347,6 +348,7 @@ LEARNER_CHECKS: dict[str, Callable[[type[Learner], dict[str, JSON]], None]] = {
         interrupted_equals_uninterrupted,
         bad_input_is_refused,
         it_learns,
+        the_first_image_spoils_nothing,
         kept_says_what_is_stored,
         every_stream_is_learned_or_refused,
     )

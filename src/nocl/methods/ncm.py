@@ -53,6 +53,7 @@ class NCM(FrozenLearner):
     """
 
     depends_on_batching: ClassVar[bool] = False
+    learns_from_one_image: ClassVar[bool] = True
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
     search_space = ("power=0.2:1", "metric=cosine,euclidean")
 
@@ -92,6 +93,9 @@ class NCM(FrozenLearner):
 
     def learn(self, z: Tensor, y: Tensor) -> None:
         self.stats.update(self._transform(z), self.columns(y))
+
+    def temperature(self) -> float:
+        return 0.03  # distances of features of length 1
 
     def score(self, z: Tensor) -> Tensor:
         z = self._transform(z)

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 class Backbone(nn.Module):
     """A feature extractor. Subclasses give ``n_stages`` and ``stage_features``; the last stage is the feature.
 
+    A stage's number asks for the mean of its maps over all positions. With a minus sign it asks for their *spread*, the
+    standard deviation over positions: texture, which the mean has lost. Only networks with ``has_maps`` give it.
+
     ``mean`` and ``std`` are buffers, so a saved network remembers how its input was normalised; as built they are
     0 and 1 and change nothing. ``side`` and ``fit`` say how users' pictures are brought to size for this network
     (:func:`nocl.data.decode.to_pixels`). ``enlarge_to`` is set by ``NAME@SIDE``: images of another side are resized to
@@ -18,6 +21,7 @@ class Backbone(nn.Module):
     """
 
     n_stages: int = 1
+    has_maps: bool = False
     side: int = 32  # pixels, of pictures where the user asks for no other
     fit: Literal["crop", "photo"] = "crop"
     enlarge_to: int | None = None
@@ -30,15 +34,19 @@ class Backbone(nn.Module):
         self.register_buffer("std", torch.ones(3, 1, 1))
 
     def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
-        """One [B, d] tensor for each stage asked for; stages count from 1."""
+        """One [B, d] tensor for each stage asked for; stages count from 1, below 0 is the spread of a stage."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, stages: Sequence[int] | None = None) -> Tensor:
         """Features [B, d] of normalised images: the last stage, or the stages asked for, side by side."""
         chosen = (self.n_stages,) if stages is None else tuple(stages)
-        if not chosen or not set(chosen) <= set(range(1, self.n_stages + 1)):
+        if not chosen or not {abs(stage) for stage in chosen} <= set(range(1, self.n_stages + 1)):
             raise ValueError(
                 f"stages {list(chosen)}: this backbone has stages 1 to {self.n_stages}; stages='auto' takes what it has"
+            )
+        if min(chosen) < 0 and not self.has_maps:
+            raise ValueError(
+                f"stages {list(chosen)}: {type(self).__name__} does not give the spread of a stage (minus)"
             )
         return torch.cat(self.stage_features(x, chosen), dim=1)
 
@@ -88,6 +96,16 @@ class Backbone(nn.Module):
             dim = self.forward(blank, stages).shape[1]
         self.train(was_training)
         return int(dim)
+
+
+def spread(maps: Tensor) -> Tensor:
+    """Standard deviation of maps [B, C, H, W] over their positions, [B, C].
+
+    >>> spread(torch.tensor([[[[1.0, 3.0]]]]))
+    tensor([[1.]])
+    """
+    away = maps - maps.mean(dim=(2, 3), keepdim=True)
+    return away.square().mean(dim=(2, 3)).sqrt()
 
 
 class Wrapped(Backbone):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.nets.backbone import Backbone
+from nocl.nets.backbone import Backbone, spread
 
 SMALLEST = 32  # pixels a side: strides divide by 32, and below that the last maps would be padding alone
 _EPS = 1e-3  # of batch normalisation
@@ -81,6 +81,7 @@ class EfficientNetLite(Backbone):
     """Five stages; the feature is the last one's mean over positions, 1,280 values at any size from 32 px."""
 
     n_stages = 5
+    has_maps = True
     side = 160  # see benchmarks/input_size.py
     fit = "photo"
 
@@ -122,7 +123,7 @@ class EfficientNetLite(Backbone):
     def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
         """Of every stage the mean over all positions."""
         maps = self.stage_maps(x)
-        return tuple(maps[s - 1].mean(dim=(2, 3)) for s in stages)
+        return tuple(spread(maps[-s - 1]) if s < 0 else maps[s - 1].mean(dim=(2, 3)) for s in stages)
 
     def early(self, x: Tensor) -> Tensor:
         """Activations after the second stage."""

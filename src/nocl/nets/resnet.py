@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.nets.backbone import Backbone
+from nocl.nets.backbone import Backbone, spread
 
 
 class BasicBlock(nn.Module):
@@ -33,6 +33,7 @@ class ReducedResNet18(Backbone):
     """Four stages of two blocks. At width 20: 1,093,140 parameters; 160 / 640 / 2560 features at 32 / 84 / 128 px."""
 
     n_stages = 4
+    has_maps = True
 
     def __init__(self, width: int = 20) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class ReducedResNet18(Backbone):
     def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
         """Earlier stages: the mean over all positions. The last: means over 4x4 windows, flattened, as in DSR."""
         maps = self.stage_maps(x)
-        return tuple(_pool_windows(maps[s - 1]) if s == 4 else maps[s - 1].mean(dim=(2, 3)) for s in stages)
+        return tuple(_pooled(maps[abs(s) - 1], s) for s in stages)
 
 
 def reduced_resnet18() -> ReducedResNet18:
@@ -78,6 +79,12 @@ def tiny_resnet18() -> ReducedResNet18:
 
 def _stage(n_in: int, n_out: int, stride: int) -> nn.Sequential:
     return nn.Sequential(BasicBlock(n_in, n_out, stride), BasicBlock(n_out, n_out, 1))
+
+
+def _pooled(maps: Tensor, stage: int) -> Tensor:
+    if stage < 0:
+        return spread(maps)
+    return _pool_windows(maps) if stage == 4 else maps.mean(dim=(2, 3))
 
 
 def _pool_windows(maps: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ _OWN_FROM = 0.05  # weight from which a class's own covariance counts: below, it
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _KNOWN_FROM = 10  # images a feature value, from which the shared covariance is taken as it is
+_TEMPERATURE, _TEMPERATURE_POWER = 1.45, 0.75  # a line through twenty models, see benchmarks/confidence.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # less than ten images a class
@@ -116,6 +117,7 @@ class RDA(FrozenLearner):
     """
 
     depends_on_batching: ClassVar[bool] = False
+    learns_from_one_image: ClassVar[bool] = True
     depths: ClassVar[int] = 3
     retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {"unbiased": ..., "log_determinant": ...}  # first edition's
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
@@ -230,9 +232,19 @@ class RDA(FrozenLearner):
         return scores + super().decision_function(x.flip(-1)) if self.flip else scores
 
     def score(self, z: Tensor) -> Tensor:
+        scores = self._current().scores(tukey(z, self.power), self.shortlist)
+        return scores.masked_fill(self.stats.count == 0, float("-inf"))
+
+    def temperature(self) -> float:
+        """From the distances between the classes; see "Probabilities" on the method's page."""
+        if not len(self.stats) or self.storage == "mean":
+            return 1.0
+        apart = float(self._current().means.between.sum())
+        return (1 + self.flip) * max(_TINY, _TEMPERATURE * apart**_TEMPERATURE_POWER)
+
+    def _current(self) -> Rule:
         state = (self.stats.mean, self.stats.count, self.stats.scatter, self.shapes.row, self.shapes.triangle)
-        rule = self._rule.get(state, self._derive)
-        return rule.scores(tukey(z, self.power), self.shortlist).masked_fill(self.stats.count == 0, float("-inf"))
+        return self._rule.get(state, self._derive)
 
     def shared_covariance(self) -> Tensor:
         """The covariance within classes plus the ridge, float64 [d, d]."""

