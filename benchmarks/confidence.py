@@ -65,7 +65,7 @@ def measure(method: str, z: Tensor, shots: int, seed: int) -> tuple[float, float
     tests = z[classes][:, POOL:]
     truth = torch.arange(KNOWN).repeat_interleave(tests.shape[1])
     known, unknown = (learner.score(part.flatten(0, 1)).double() for part in (tests[:KNOWN], tests[KNOWN:]))
-    sure = [torch.softmax(scores / learner.temperature(), 1).amax(1) for scores in (known, unknown)]
+    sure = [torch.softmax(scores / learner.softmax_temperature(), 1).amax(1) for scores in (known, unknown)]
     accuracy = float((learner.classes_[known.argmax(1)] == truth).double().mean())
     return accuracy, float(sure[0].mean()), auc(known.amax(1), unknown.amax(1)), auc(sure[0], sure[1])
 

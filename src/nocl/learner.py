@@ -228,7 +228,7 @@ class Learner(Merging):
             raise NotFittedError(f"{type(self).__name__} has met no class yet: call fit_base or observe first")
         return self.classes_[self.decision_function(x).argmax(1)].cpu()
 
-    def temperature(self) -> float:
+    def softmax_temperature(self) -> float:
         """What to divide scores by for a softmax to give probabilities, where no image was held out to fit it."""
         return 1.0
 

@@ -200,7 +200,7 @@ def test_a_model_calls_itself_calibrated_only_while_it_is() -> None:
     np.testing.assert_allclose(probability.sum(), 1)
     model.partial_fit(pictures("grey", 2, 5), "grey")
     assert model.calibration_.images == 0
-    assert model.calibration_.temperature == model.learner_.temperature()
+    assert model.calibration_.temperature == model.learner_.softmax_temperature()
 
 
 def test_the_threshold_refuses_the_share_asked_for() -> None:

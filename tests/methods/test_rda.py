@@ -422,12 +422,12 @@ def test_temperature_follows_the_distances_between_classes_and_merges_exactly() 
     z, y = gaussians([10] * 4)
     learner = taught(rda(), z, y)
     between = float(learner._derive().means.between.sum())
-    assert learner.temperature() == pytest.approx(1.45 * between**0.75)
-    assert taught(rda(flip=True), z, y).temperature() == pytest.approx(2 * learner.temperature())
+    assert learner.softmax_temperature() == pytest.approx(1.45 * between**0.75)
+    assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)
-    assert left.temperature() == pytest.approx(learner.temperature(), rel=1e-6)
-    assert rda().temperature() == 1
+    assert left.softmax_temperature() == pytest.approx(learner.softmax_temperature(), rel=1e-6)
+    assert rda().softmax_temperature() == 1
 
 
 def test_flip_adds_the_mirror_images_scores() -> None:

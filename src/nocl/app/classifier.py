@@ -201,7 +201,7 @@ class Classifier:
         """
         if self._calibration.images or self._learner is None:
             return self._calibration
-        return replace(self._calibration, temperature=self._learner.temperature())
+        return replace(self._calibration, temperature=self._learner.softmax_temperature())
 
     def predict_proba(self, images: Pictures) -> NDArray[np.float64]:
         """Probabilities [B, K]; ``calibration_.images`` held-out images have calibrated them, or none."""

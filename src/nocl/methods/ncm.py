@@ -94,7 +94,7 @@ class NCM(FrozenLearner):
     def learn(self, z: Tensor, y: Tensor) -> None:
         self.stats.update(self._transform(z), self.columns(y))
 
-    def temperature(self) -> float:
+    def softmax_temperature(self) -> float:
         return 0.03  # distances of features of length 1
 
     def score(self, z: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ together; means have a prior and tails are a t's; the log-determinant of Sigma_c
 because base classes, whose images trained the network, have smaller covariances than test images of theirs deserve.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Annotated, ClassVar, Literal, Unpack
@@ -235,12 +236,12 @@ class RDA(FrozenLearner):
         scores = self._current().scores(tukey(z, self.power), self.shortlist)
         return scores.masked_fill(self.stats.count == 0, float("-inf"))
 
-    def temperature(self) -> float:
+    def softmax_temperature(self) -> float:
         """From the distances between the classes; see "Probabilities" on the method's page."""
         if not len(self.stats) or self.storage == "mean":
             return 1.0
         apart = float(self._current().means.between.sum())
-        return (1 + self.flip) * max(_TINY, _TEMPERATURE * apart**_TEMPERATURE_POWER)
+        return (1 + self.flip) * max(_TINY, _TEMPERATURE * math.pow(apart, _TEMPERATURE_POWER))
 
     def _current(self) -> Rule:
         state = (self.stats.mean, self.stats.count, self.stats.scatter, self.shapes.row, self.shapes.triangle)
