@@ -5,11 +5,13 @@
 
 The vectors are features of CIFAR-100: the first images of each class, from the packaged network or another. Every
 classifier has its default parameters; nothing is chosen on test data. Linear models that need a scale get vectors
-standardised by all training data, which is more than a stream allows. Writes embeddings-BACKBONE.json and prints the
-table. Seconds are processor time of one thread; bytes are those of the pickled classifier.
+standardised by all training data, which is more than a stream allows. Writes embeddings-BACKBONE.json after each
+classifier, so that an interrupted call goes on, and prints the table. Seconds are processor time of one thread; bytes
+are those of the pickled classifier.
 """
 
 import argparse
+import json
 import pickle
 import time
 import warnings
@@ -67,6 +69,10 @@ class Contender:
     predict: Callable[[Any, Vectors], Any]
     scaled: bool = False
     refitted: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.kind, self.name
 
 
 def ours(name: str, method: str, **params: JSON) -> Contender:
@@ -221,16 +227,29 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=100, help="images a class to learn")
     parser.add_argument("--test", type=int, default=20, help="images a class to test")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a classifier may learn, and may answer")
+    parser.add_argument("--kinds", nargs="+", default=sorted({contender.kind for contender in CONTENDERS}))
     parser.add_argument("--cache", type=Path, default=Path("runs/cache"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)
     split = vectors_of(args.backbone, load("cifar100", root=args.data), args.train, args.test, args.cache)
-    rows = [measure(contender, split, args.limit) for contender in CONTENDERS]
     about = {"backbone": args.backbone, "train": args.train, "test": args.test, "dim": split.x.shape[1], "seed": 0}
-    name = args.backbone.replace("@", "-")
-    write_json(RESULTS / f"embeddings-{name}.json", {**about, "environment": environment(), "rows": rows})  # type: ignore[dict-item]
-    print(table(rows))
+    path = RESULTS / f"embeddings-{args.backbone.replace('@', '-')}.json"
+    found = known(path, about)
+    for contender in CONTENDERS:
+        if contender.key not in found and contender.kind in args.kinds:
+            found[contender.key] = measure(contender, split, args.limit)
+            rows = [found[c.key] for c in CONTENDERS if c.key in found]
+            write_json(path, {**about, "environment": environment(), "rows": rows})  # type: ignore[dict-item]
+    print(table([found[c.key] for c in CONTENDERS if c.key in found]))
+
+
+def known(path: Path, about: dict[str, Any]) -> dict[tuple[str, str], dict[str, JSON]]:
+    """The rows of an earlier, interrupted call with the same settings."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    if any(content.get(name) != value for name, value in about.items()):
+        return {}
+    return {(row["kind"], row["name"]): row for row in content["rows"]}
 
 
 if __name__ == "__main__":

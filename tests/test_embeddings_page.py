@@ -1,5 +1,7 @@
 """The examples on the page about embeddings run as they stand."""
 
+import importlib
+import json
 import re
 from pathlib import Path
 
@@ -24,3 +26,11 @@ def test_the_example_runs(
         assert said.startswith("['cat' 'dog' 'fox']\n['dog' 'dog' 'dog' 'dog' 'dog']")
     else:
         assert float(re.search(r"Accuracy: ([\d.]+)%", said)[1]) > 70  # type: ignore[index]
+
+
+def test_the_table_is_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmarks = PAGE.parents[1] / "benchmarks"
+    monkeypatch.syspath_prepend(str(benchmarks))
+    table = importlib.import_module("embeddings").table
+    rows = json.loads((benchmarks / "results" / "embeddings-cifar100.json").read_text("utf-8"))["rows"]
+    assert table(rows) in PAGE.read_text("utf-8")

@@ -1,5 +1,6 @@
 """Learning in parts: the result of one process, whatever happens to the workers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,19 @@ def test_vectors_that_are_not_numbers_or_of_another_length_are_refused_in_one_li
     np.savez(tmp_path / "y.npz", X=x, y=np.array([0, 1, 2, 3, 4, 9]), classes=np.array(list("abcde")))
     with pytest.raises(DamagedFileError, match="y runs from 0 to 9, but there are 5 classes"):
         open_source(tmp_path / "y.npz")
+
+
+def test_features_of_another_network_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.nocl"
+    model = Classifier("ncm", backbone="cifar100").partial_fit(pictures("red", 2), "red")
+    model.save(path)
+    x, y = np.ones((2, 160), dtype=np.float32), np.array(["a", "b"])
+    for about, reason in (({"sha256": "0" * 64}, "another network"), ({"size": 64}, "another image size")):
+        np.savez(tmp_path / "f.npz", X=x, y=y, about=np.array(json.dumps(about)))
+        with pytest.raises(WorkFailedError, match=reason):
+            learn_sharded(path, open_source(tmp_path / "f.npz"), workers=1)
+    np.savez(tmp_path / "f.npz", X=x, y=y, about=np.array(json.dumps(model.learner_.base_ | {"size": 32})))
+    assert learn_sharded(path, open_source(tmp_path / "f.npz"), workers=1)[0].counts_["a"] == 1
 
 
 def _pixels(folder: Path) -> list[torch.Tensor]:

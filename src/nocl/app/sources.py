@@ -112,6 +112,7 @@ class Embeddings(Source):
 
     def teach(self, model: Classifier, say: Callable[[int], None]) -> Bad:
         vectors = read_vectors(self.path)
+        _check_origin(vectors, model)
         for start in range(0, len(self), _VECTORS_AT_ONCE):
             rows = self.rows[start : start + _VECTORS_AT_ONCE]
             z = _finite_rows(vectors, rows)
@@ -128,6 +129,21 @@ def open_source(path: Path) -> Source:
         return Embeddings(vectors.class_names, vectors.labels[order], path, order.astype(np.int64))
     class_names, files, labels = class_files(path)
     return ImageFolder(class_names, labels, tuple(files))
+
+
+def _check_origin(vectors: Vectors, model: Classifier) -> None:
+    """Refuse features that say they come from another network or image size than the model's."""
+    base = model.learner_.base_
+    pairs = [("network (sha256)", "sha256", base.get("sha256"))]
+    if base.get("sha256") is not None:  # a model on stored features has no images
+        pairs.append(("image size", "size", model.size))
+    for words, name, ours in pairs:
+        theirs = vectors.about.get(name)
+        if theirs is not None and ours is not None and theirs != ours:
+            raise ValueError(
+                f"{vectors.path}: its features are of another {words} than the model's: {str(theirs)[:12]}, not "
+                f"{str(ours)[:12]}; embed the images with the model's network"
+            )
 
 
 def _finite_rows(vectors: Vectors, rows: NDArray[np.int64]) -> Tensor:
