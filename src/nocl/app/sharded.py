@@ -26,10 +26,10 @@ from nocl.data.decode import BadImagesError
 from nocl.plumbing.cluster import on_ray
 from nocl.plumbing.files import digest, write_atomically
 from nocl.plumbing.progress import steps
-from nocl.plumbing.workers import Message, Prepare, Say, Work, in_processes
+from nocl.plumbing.workers import Message, Prepare, Say, Work, cores, in_processes
 
 log = logging.getLogger(__name__)
-PARTS = 64  # at most: what an interruption loses is one part a worker
+PARTS = 256  # at most: more would use more workers, and more disk and time to add them up
 SMALLEST = 256  # samples of a part, below which starting it costs more than learning it
 
 
@@ -54,7 +54,7 @@ def learn_sharded(
     model_file: Path,
     source: Source,
     *,
-    workers: int,
+    workers: int | None = None,
     address: str | None = None,
     skip_bad: bool = False,
     trust: bool = False,
@@ -64,11 +64,11 @@ def learn_sharded(
 ) -> tuple[Classifier, Bad]:
     """The model with everything in ``source`` learned, and the files left out; the caller holds the lock and saves.
 
-    ``address`` is that of a Ray cluster, ``local`` for one on this machine, None for processes. A file that cannot be
-    read is an error unless ``skip_bad``; what is finished by then is kept for the next attempt. ``prepare`` is for
-    tests that need a worker to fail.
+    ``address`` is that of a Ray cluster, ``local`` for one on this machine, None for processes. ``workers`` are by
+    default as many as there are processors. A file that cannot be read is an error unless ``skip_bad``; what is
+    finished by then is kept for the next attempt. ``prepare`` is for tests that need a worker to fail.
     """
-    if workers < 1:
+    if workers is not None and workers < 1:
         raise ValueError(f"workers must be 1 or more, not {workers}")
     model = Classifier.load(model_file, trust=trust, device=device)
     empty = model.apart()  # refuses a method whose learning is not statistics
@@ -77,7 +77,7 @@ def learn_sharded(
     files = [parts_folder(model_file) / f"{digest([known, part.identity()])}.part" for part in slices]
     missing = [number for number, file in enumerate(files) if not _is_there(file, skip_bad)]
     log.info("%d of %d parts are there from an earlier attempt", len(slices) - len(missing), len(slices))
-    settings = Settings(_file_of(empty), trust, device, max(1, torch.get_num_threads() // workers))
+    settings = Settings(_file_of(empty), trust, device, _threads(workers, address))
     pieces = [slices[number] for number in missing]
     messages = _start(pieces, prepare or start_worker, settings, workers, address)
     with closing(messages):  # an error ends the workers
@@ -114,13 +114,17 @@ def start_worker(settings: Settings) -> Work:
     return learn
 
 
+def _threads(workers: int | None, address: str | None) -> int:
+    return 1 if address else max(1, torch.get_num_threads() // (workers or cores()))
+
+
 def _start(
-    pieces: Sequence[Source], prepare: Prepare, settings: Settings, workers: int, address: str | None
+    pieces: Sequence[Source], prepare: Prepare, settings: Settings, workers: int | None, address: str | None
 ) -> Generator[Message]:
     if not pieces:
         return
     if address is None:
-        yield from in_processes(pieces, prepare, settings, workers=workers)
+        yield from in_processes(pieces, prepare, settings, workers=workers or cores())
     else:
         yield from on_ray(pieces, prepare, settings, address=address, workers=workers)
 

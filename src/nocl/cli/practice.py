@@ -22,7 +22,6 @@ from nocl.data.decode import BadImagesError
 from nocl.data.folder import has_splits
 from nocl.plumbing.files import holding
 from nocl.plumbing.progress import steps
-from nocl.plumbing.workers import cores
 
 practice_app = typer.Typer()
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -119,7 +118,7 @@ def learn(
                 model, bad = _learn_here(model_file, source, trust, device)
             else:
                 model, bad = learn_sharded(
-                    model_file, source, workers=workers or cores(), address=ray,
+                    model_file, source, workers=workers, address=ray,
                     skip_bad=skip_bad, trust=trust, device=device,
                 )  # fmt: skip
         if bad and not skip_bad:

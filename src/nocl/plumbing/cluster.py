@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nocl.plumbing.workers import TRIES, Message, Prepare, WorkFailedError
+from nocl.plumbing.workers import TRIES, Message, Prepare, WorkFailedError, cores
 
 LOCAL = "local"  # the address that means: start one here
 STARTS = 3  # of a local Ray, before its failure is reported
@@ -51,10 +51,20 @@ def import_ray() -> Any:
 
 
 def on_ray(
-    pieces: Sequence[Any], prepare: Prepare, settings: Any, *, address: str, workers: int, tries: int = TRIES
+    pieces: Sequence[Any],
+    prepare: Prepare,
+    settings: Any,
+    *,
+    address: str,
+    workers: int | None = None,
+    tries: int = TRIES,
 ) -> Iterator[Message]:
-    """Do all pieces with so many actors of one processor each. Ray replaces a lost one. Answers only, no progress."""
-    with on_cluster(address, cpus=workers) as ray:
+    """Do all pieces with actors of one processor each; ``workers`` None: as many as the cluster has processors.
+
+    Ray replaces an actor that is lost. There are answers only, no progress within a piece.
+    """
+    with on_cluster(address, cpus=workers or cores()) as ray:
+        workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         shared = ray.put(settings)
         options = {"num_cpus": 1, "max_restarts": tries, "max_task_retries": tries}
         idle = [ray.remote(_Actor).options(**options).remote(prepare, shared) for _ in range(min(workers, len(pieces)))]
