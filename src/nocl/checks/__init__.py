@@ -233,7 +233,9 @@ def state_is_all_there_is(cls: type[Learner], params: dict[str, JSON]) -> None:
         save(learner, path)
         said = list(in_processes([x.numpy()], _prepare_answers, path, workers=1, tries=1))
     answer = said[-1].value
-    expect(bool(np.array_equal(answer, learner.decision_function(x).numpy())), "a fresh process answers otherwise")
+    own = learner.decision_function(x).numpy()
+    same = np.allclose(answer, own, rtol=1e-4, atol=1e-5)  # the number of threads may differ, and with it rounding
+    expect(same, "a fresh process answers otherwise")
 
 
 def _prepare_answers(path: Path) -> Callable[[Any, Callable[[Any], None]], Any]:
