@@ -168,6 +168,7 @@ def main() -> None:
     tested = Batch(torch.from_numpy(np.array(test)), torch.from_numpy(np.asarray(images.test.labels).copy()))
     kept = json.loads(args.out.read_text()) if args.out.exists() else {"rows": []}
     rows = {row["name"]: row for row in kept["rows"]}
+    many = kept.get("thousand_classes") or [many_classes(1280), many_classes(1712)]
     for name in args.methods:
         stages = DEEP if name == "rda-deep" else (5,)
         columns = np.concatenate([eyes.columns[s] for s in stages])
@@ -181,7 +182,7 @@ def main() -> None:
                 "network": {"name": NETWORK, **eyes.origin, "engine": eyes.engine.name}, "data": images.fingerprint,
                 "note": "ImageNet overlaps with these classes: transfer, not the paper's protocol",
                 "train_images_per_class": args.per_class, "order": 0, "partition": "60+4x10",
-                "thousand_classes": kept.get("thousand_classes") or [many_classes(1280), many_classes(1712)],
+                "thousand_classes": many,
                 "rows": [rows[each] for each in CONTENDERS if each in rows],
             },
         )  # fmt: skip
