@@ -70,7 +70,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         own = z[y == classes[i]]
         share = prior * d / (n - 1 + prior * d)
         covariance = shared + added
-        if 1 - share >= 0.05:
+        if 1 - share >= 0.01:
             covariance = share * shared + added + (1 - share) * torch.cov(own.T)
         variance = 1 / (1 / e + n)
         mean = centre + whole @ axes @ (n * variance * (away[i] @ axes))

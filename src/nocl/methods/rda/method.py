@@ -30,7 +30,7 @@ the classes.
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
-posterior. The number goes with d, because the images needed to know a covariance do.) Below a weight of 5 % the own
+posterior. The number goes with d, because the images needed to know a covariance do.) Below a weight of 1 % the own
 shape is left out: classes of few images then cost one matrix product together.
 
 ``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that the base classes did not
@@ -75,7 +75,7 @@ from nocl.stats.class_stats import ClassStats, check_features, shrink_covariance
 
 _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
-_OWN_FROM = 0.05  # weight from which a class's own covariance counts: below, it changes no answer and costs the most
+_OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _KNOWN_FROM = 10  # images a feature value, from which the shared covariance is taken as it is
