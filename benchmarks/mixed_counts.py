@@ -5,8 +5,8 @@
 CIFAR-100, all 100 classes, the given 60-class network. The class of rank r among them, in an order drawn by the seed,
 has 500 / r images, at least 1, so that half of them have ten or fewer. Acc is over all test images (100 of each class,
 so it is the mean of the classes' accuracies too); ``few``, ``some`` and ``many`` are the classes of 1 to 9, 10 to 49
-and 50 to 500 images. ``first edition`` is the rule rda had before means were uncertain: d / n_c less the squared distance,
-with the same covariances. Writes mixed_counts.json.
+and 50 to 500 images. ``first edition`` is the rule rda had before means were uncertain: d / n_c less the squared
+distance, with the same covariances. Writes mixed_counts.json.
 """
 
 import numpy as np

@@ -78,7 +78,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         predictive = covariance + turn @ torch.diag(variance) @ turn.T
         off = query - mean
         distance = (off @ torch.linalg.inv(predictive) * off).sum(1)
-        held = max(1 / n, 14 / len(counts) * max(0.0, 1 - n / float(usual)) ** 3)
+        held = max(1 / n, 8 / len(counts) * max(0.0, 1 - n / float(usual)) ** 3)
         scores.append(-(30 + d) * torch.log1p(distance / 30) - 0.85 * held * torch.log1p(variance).sum())
     return torch.stack(scores, 1)
 
@@ -142,7 +142,7 @@ def test_caution_holds_back_what_is_new_among_few_and_nothing_among_equals() -> 
     equals = class_means.caution(torch.full((10,), 30))
     torch.testing.assert_close(equals, torch.full((10,), 1 / 30, dtype=torch.float64))
     newcomer = class_means.caution(torch.tensor([30] * 9 + [3]))[-1]
-    assert float(newcomer) == pytest.approx(1.4 * 0.9**3)
+    assert float(newcomer) == pytest.approx(0.8 * 0.9**3)
     assert float(class_means.caution(torch.tensor([30] * 99 + [3]))[-1]) == pytest.approx(1 / 3)
 
 

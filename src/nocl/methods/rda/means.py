@@ -19,7 +19,7 @@ from torch import Tensor
 
 _LEAST = 1e-6  # of e: classes whose means cannot be told apart
 _UNKNOWN = 1.0  # e where fewer than two classes have been met
-_FEW_CLASSES = 14  # with fewer classes than this, a class of one image is held back by more than its log-volume
+_FEW_CLASSES = 8  # with about so few classes, one of few images is held back by more than 1 / n of its log-volume
 
 
 class ClassMeans:
