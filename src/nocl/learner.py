@@ -85,6 +85,7 @@ class Learner(Merging):
     # parameters of saved files that the method no longer takes: with the value that may be left out, ... for any value
     retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {}
     successor: ClassVar[str] = ""  # the method that still takes some of the retired parameters
+    novel_classes: ClassVar[str] = ""  # the parameter that a run sets to the number of novel classes, if not set
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
 
     def __new__(cls, *args: Any, **params: Any) -> Self:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nocl import nets
 from nocl.checks import BASE_LABELS, easy_images, fitted, novel, split, teach
+from nocl.experiments.job import Job
 from nocl.methods.fact import (
     FACT,
     ForwardCompatible,
@@ -21,6 +22,7 @@ from nocl.methods.fact import (
 from nocl.methods.ncm import NCM
 from nocl.plumbing.files import write_tensors
 from nocl.plumbing.seeding import generator
+from nocl.plumbing.types import JSON
 from nocl.pretrain import Recipe, train_base
 from tests.support.feature_nets import blobs, feed, on_features
 from tests.support.reference_cases import CASES, floats
@@ -202,3 +204,12 @@ def test_on_a_given_network_the_virtual_rows_are_trained(tmp_path: Path) -> None
     assert len(learner.log_["base_loss"]) == 3  # type: ignore[arg-type]
     assert not torch.equal(learner.virtual_, start)
     assert torch.equal(learner.network.state_dict()["mean"], network.state_dict()["mean"])
+
+
+@pytest.mark.parametrize(("partition", "novel"), [("60+20x2", 4), ("80+10x2", 2), ("50+10x5", 5)])
+def test_virtual_classes_follow_the_partition_unless_set(partition: str, novel: int) -> None:
+    small: dict[str, JSON] = {"n_classes": 10, "train_per_class": 2, "test_per_class": 1}
+    params: dict[str, JSON] = {"backbone": "tiny_resnet18", "recipe": {"epochs": 0}}
+    job = Job("fact", params, partition=partition, options=small)
+    assert job.run().params["virtual"] == novel
+    assert job.with_changes(params={**params, "virtual": 7}).learner(32, novel=novel).get_params()["virtual"] == 7

@@ -97,7 +97,7 @@ class Job:
     ) -> RunResult:
         """Perform the run; arguments as of :func:`nocl.run.run`. With a folder it goes on where it stood."""
         stream = self.stream()
-        learner = self.learner(stream.image_size)
+        learner = self.learner(stream.image_size, novel=sum(map(len, stream.blocks[1:])))
         if folder is not None:
             self.save(folder)
         more: dict[str, Any] = {"test_batch": TESTED_AT_ONCE} if stream.data.made_by else {}
@@ -142,11 +142,11 @@ class Job:
             allowed = self.allow_leak and self.on_features()
             self._cut_on(Path(self.network_from), images, allow_leak=allowed)
 
-    def learner(self, image_size: int) -> Learner:
-        """The learner, for images of that size or for their features."""
-        learner = self._on_images(image_size)
+    def learner(self, image_size: int, novel: int = 0) -> Learner:
+        """The learner, for images of that size or for their features, and for so many novel classes (0: not known)."""
+        learner = self._on_images(image_size, novel)
         if self.network_from is not None:
-            learner = make(self.method, **{**self._arguments(image_size), **self._given(learner)})
+            learner = make(self.method, **{**self._arguments(image_size, novel), **self._given(learner)})
         if isinstance(learner, FrozenLearner):
             learner.engine = engine_named(self.engine)
         return learner.to(self.device)
@@ -202,8 +202,8 @@ class Job:
         """The same job with some fields replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
-    def _on_images(self, image_size: int) -> Learner:
-        return make(self.method, **self._arguments(image_size))
+    def _on_images(self, image_size: int, novel: int = 0) -> Learner:
+        return make(self.method, **self._arguments(image_size, novel))
 
     def _given(self, learner: Learner) -> dict[str, JSON]:
         """What puts the learner on the given network: its features, of the stages that the learner takes, or itself."""
@@ -212,8 +212,10 @@ class Job:
         kept = {name: value for name, value in learner.get_params().items() if name == "stages" and value is not None}
         return {"backbone": f"features:{learner.feature_dim}", **kept}
 
-    def _arguments(self, image_size: int) -> dict[str, JSON]:
-        return {"image_size": image_size, "seed": self.seed, **self.chosen()}
+    def _arguments(self, image_size: int, novel: int = 0) -> dict[str, JSON]:
+        announced = by_name(self.method, METHODS, "method").novel_classes
+        follows: dict[str, JSON] = {announced: novel} if announced and novel else {}
+        return {"image_size": image_size, "seed": self.seed, **follows, **self.chosen()}
 
     def _cut(self, images: data.Dataset, partition: str) -> Stream:
         return class_incremental(

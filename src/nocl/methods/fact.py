@@ -23,8 +23,8 @@ Differences from the public code (zhoudw-zdw/CVPR22-Fact). ``official`` brings b
 * * At test the rows of the classes are scaled to length 1 each; the code scales each feature over the classes.
 * Means are running means over all images; the code keeps the last batch of its loader, which was all there is.
 * The last epoch's network is used, not the best on test data. Only classes met can win; V rows stay apart from them.
-* ``virtual`` is 40, the number of novel classes of 60+4x10 on CIFAR-100; set it for other partitions. Scores use all
-  virtual rows, as the code's top 40 of 40 do.
+* ``virtual`` is the number of novel classes. A run sets it by its partition; a learner that is built alone cannot know
+  it and takes 40, that of 60+4x10 on CIFAR-100. Scores use all virtual rows, as the code's top 40 of 40 do.
 * Recipe: 100 epochs in batches of 100 on heavy views. The preset ``official`` has 600 epochs with AutoAugment; see
   ``augment`` for how that differs.
 * A backbone without stages mixes images instead of activations.
@@ -148,6 +148,7 @@ class FACT(NCM):
     presets: ClassVar[dict[str, dict[str, JSON]]] = {
         "official": {"official": True, "recipe": {"epochs": 600, "augment": "autoaugment", "normalize": True}}
     }
+    novel_classes = "virtual"
     check_params: ClassVar[dict[str, JSON]] = {"virtual": 6}
     virtual_: Tensor  # float [V, d], W_virtual as the base session left it
 

@@ -246,7 +246,9 @@ def _strayed(row: Row, result: RunResult) -> set[str]:
     wanted = _expected(row.method, row.preset, json.dumps(row.params, sort_keys=True))
     method = by_name(row.method, METHODS, "method")
     own = {name: effective(method, name, result.params) for name in result.params}
-    return {name for name in own.keys() - NOT_COMPARED if own[name] != wanted.get(name)}
+    gone = {name for name, usual in method.retired.items() if usual in (own.get(name), ...)}  # of older result files
+    follows = {method.novel_classes} - row.params.keys()  # set by the partition
+    return {name for name in own.keys() - NOT_COMPARED - gone - follows if own[name] != wanted.get(name)}
 
 
 def _fixed(row: Row) -> set[str]:
