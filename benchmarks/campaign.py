@@ -11,7 +11,6 @@ import http.client
 import json
 import multiprocessing as mp
 import os
-import platform
 import random
 import signal
 import socket
@@ -381,23 +380,8 @@ def _served(path: Path) -> dict[str, int]:
         store.close()
 
 
-def campaign(folder: Path, *, seed: int, short: bool, kills: int, files: int) -> dict[str, Counts]:
-    """All attacks; ``short`` takes seconds."""
-    draw, table = random.Random(seed), {}
-    share = max(1, kills // 4)
-
-    def attack(name: str, function: Callable[..., Counts], *arguments: Any) -> None:
-        begun = time.monotonic()
-        table[name] = function(*arguments) | {"seconds": round(time.monotonic() - begun)}
-        print(f"{name}: {json.dumps(table[name])}", flush=True)
-
-    attack("damaged files", damage_files, folder, files, seed)
-    attack("files that name code", named_code, folder)
-    attack("kill -9 of learn", kill_learning, folder, share, draw)
-    attack("kill -9 of run", kill_running, folder, share, draw)
-    attack("kill -9 of the store", kill_serving, folder, kills - 2 * share, draw)
-    attack("full disk", full_disk, folder, 6 if short else 60)
-    attack("failing fsync and write", failing_disk, folder, 0 if short else 6)
+def serving(folder: Path, attack: Callable[..., None], short: bool, draw: random.Random) -> None:
+    """The attacks on a running service."""
     fitted(n=2).save(folder / "s.nocl")
     process, port = start(folder / "s.nocl")
     try:
@@ -407,7 +391,28 @@ def campaign(folder: Path, *, seed: int, short: bool, kills: int, files: int) ->
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-    return table
+
+
+def campaign(folder: Path, given: argparse.Namespace, note: Callable[[str, Counts], None]) -> None:
+    """All attacks, or those of one part; each is noted as soon as it is over."""
+    draw, share, short = random.Random(given.seed), max(1, given.kills // 4), given.short
+
+    def attack(name: str, function: Callable[..., Counts], *arguments: Any) -> None:
+        begun = time.monotonic()
+        note(name, function(*arguments) | {"seconds": round(time.monotonic() - begun)})
+
+    if given.only in (None, "files"):
+        attack("damaged files", damage_files, folder, given.files, given.seed)
+        attack("files that name code", named_code, folder)
+    if given.only in (None, "service"):
+        serving(folder, attack, short, draw)
+    if given.only in (None, "disk"):
+        attack("full disk", full_disk, folder, 6 if short else 60)
+        attack("failing fsync and write", failing_disk, folder, 2 if short else 6)
+    if given.only in (None, "kills"):
+        attack("kill -9 of the store", kill_serving, folder, given.kills - 2 * share, draw)
+        attack("kill -9 of learn", kill_learning, folder, share, draw)
+        attack("kill -9 of run", kill_running, folder, share, draw)
 
 
 def main() -> None:
@@ -415,19 +420,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/campaign.json"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--only", choices=("files", "service", "disk", "kills"), help="one part; the others stay")
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--files", type=int, default=100_000)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    where = environment(torch.device("cpu"))
-    memory = Path("/dev/shm")
+    where, memory = environment(torch.device("cpu")), Path("/dev/shm")
+    command = "python -m benchmarks.campaign " + " ".join(sys.argv[1:])
+
+    def note(name: str, counts: Counts) -> None:
+        print(f"{name}: {json.dumps(counts)}", flush=True)
+        before = json.loads(given.out.read_text())["attacks"] if given.out.exists() else {}
+        about = {"command": command, "environment": where, "load_average": round(os.getloadavg()[0], 1)}
+        write_json(given.out, {"attacks": before | {name: counts | about}})
+
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        table = campaign(Path(folder), seed=given.seed, short=given.short, kills=given.kills, files=given.files)
-    command = f"python -m benchmarks.campaign --seed {given.seed} --kills {given.kills} --files {given.files}"
-    write_json(given.out, {
-        "command": command + " --short" * given.short, "environment": where, "machine": platform.machine(),
-        "load_average": os.getloadavg()[0], "attacks": table,
-    })  # fmt: skip
+        campaign(Path(folder), given, note)
 
 
 if __name__ == "__main__":
