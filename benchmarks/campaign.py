@@ -426,7 +426,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     where, memory = environment(torch.device("cpu")), Path("/dev/shm")
-    command = "python -m benchmarks.campaign " + " ".join(sys.argv[1:])
+    asked = [f"--kills {given.kills}", f"--files {given.files}", f"--seed {given.seed}", "--short" * given.short]
+    command = " ".join(["python -m benchmarks.campaign", f"--only {given.only}" if given.only else "", *asked])
 
     def note(name: str, counts: Counts) -> None:
         print(f"{name}: {json.dumps(counts)}", flush=True)
