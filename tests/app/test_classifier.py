@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from nocl.app.calibration import Calibration, auc, calibrate, fit_temperature
-from nocl.app.classifier import Classifier, label_of
+from nocl.app.classifier import Classifier
+from nocl.app.sharing import label_of
 from nocl.data.decode import BadImageError
 from nocl.learner import NotFittedError, UnsupportedError
 from tests.support.practice_models import (

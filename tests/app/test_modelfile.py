@@ -51,7 +51,8 @@ def test_the_header_says_what_the_file_is_and_keeps(saved: Path) -> None:
     privacy: Any = header["privacy"]
     assert privacy["images_stored"] == 0
     assert privacy["forgets_exactly"] is True
-    assert privacy["bytes_per_class"] == 64 * 8 + 8 + 8 + 4  # float64 mean, count, label, half of the base count
+    assert privacy["bytes_per_class"] == 64 * 8 + 8 + 8  # float64 mean, count, label
+    assert privacy["bytes_shared"] == 8  # how many of the classes are of the base session
     assert set(header["normalisation"]) == {"mean", "std"}  # type: ignore[arg-type]
 
 

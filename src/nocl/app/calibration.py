@@ -10,9 +10,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 
 Confidence = Literal["score", "probability"]
@@ -138,3 +141,15 @@ def _separation(scores: Tensor, columns: Tensor, kind: str, temperature: float) 
     hidden = torch.arange(scores.shape[1]) % 2 == 1
     sure = confidences(scores[:, ~hidden], kind, temperature)
     return auc(sure[~hidden[columns]], sure[hidden[columns]])
+
+
+def hold_out(labels: NDArray[np.int64], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions to learn from and positions held out: that share of each class, never its last image."""
+    held: list[int] = []
+    for label in dict.fromkeys(labels.tolist()):
+        rows = np.flatnonzero(labels == label)
+        count = min(round(share * len(rows)) or int(share > 0), len(rows) - 1)
+        order = torch.randperm(len(rows), generator=generator(seed, "holdout", label)).numpy()
+        held += rows[order[:count]].tolist()
+    is_held = np.isin(np.arange(len(labels)), held)
+    return np.flatnonzero(~is_held), np.flatnonzero(is_held)

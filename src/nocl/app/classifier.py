@@ -11,9 +11,7 @@ image. Labels inside the learner are hashes of the names, so that models made ap
 """
 
 import copy
-import hashlib
 import inspect
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,7 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nocl.app import backbones, modelfile
-from nocl.app.calibration import Calibration, calibrate
+from nocl.app.calibration import Calibration, calibrate, hold_out
+from nocl.app.sharing import Sharing, checked_history, label_of
 from nocl.data import ImageSet
 from nocl.data.decode import Fit
 from nocl.data.pictures import Pictures, batch_of
@@ -35,7 +34,6 @@ from nocl.learner import FrozenLearner, Learner, NotFittedError, UnsupportedErro
 from nocl.methods import make
 from nocl.nets.engine import engine_named
 from nocl.plumbing.files import DamagedFileError, holding, write_atomically
-from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.streams import RepeatableSession
 
@@ -43,7 +41,7 @@ DEFAULT_METHOD = "rda"  # the best measured here without exemplars that can forg
 _AT_ONCE = 256  # images through the network together
 
 
-class Classifier:
+class Classifier(Sharing):
     """Learns named classes from images, any number of classes at any time, and keeps none of the images.
 
     ``backbone`` is a network with ImageNet weights (``efficientnet_lite0``, 1 or 2), a packaged one (``cifar100``), a
@@ -137,7 +135,7 @@ class Classifier:
             raise ValueError(f"holdout must be from 0 to below 1, not {self.holdout}")
         self._reset()
         labels = y.numpy()
-        kept, held = _split(labels, self.holdout, self.seed)
+        kept, held = hold_out(labels, self.holdout, self.seed)
         base = ImageSet.of(x.numpy(), labels)
         learner = self._build()
         self._fit_base(learner, base.subset(kept), workdir)
@@ -236,7 +234,7 @@ class Classifier:
 
     # --- classes ----------------------------------------------------------------------------------------------
 
-    def forget(self, name: str) -> "Classifier":
+    def forget(self, name: str) -> Self:
         """Remove a class, its name and every statistic of it (what cannot be removed: ``describe()``)."""
         learner = self.learner_
         if name not in self.counts_:
@@ -247,54 +245,6 @@ class Classifier:
         for entry in self.history_:
             entry["added"].pop(name, None)
         return self
-
-    def merge(self, other: "Classifier", common: "Classifier | None" = None) -> "Classifier":
-        """Take in what another model with the same network learned from other images, exactly.
-
-        If both come from one model, what it knew must count once. Classes that only one of the two has seen since
-        then need nothing; for classes that both went on learning, give that model as ``common``.
-        """
-        theirs = other.copy()
-        self.learner_._check_mergeable(theirs.learner_)
-        shared = self._ids() & other._ids()
-        if common is not None and common._ids() != shared:
-            raise ValueError("common is not the model at which the two parted; it must be the last they share")
-        if common is not None:
-            theirs._take_away(common)
-        elif shared:
-            self._drop_repeated(theirs, shared)
-        self._names |= theirs._names
-        self.learner_.merge(theirs.learner_)
-        self._counts += theirs._counts
-        self._join_history(other)
-        return self
-
-    def copy(self) -> "Classifier":
-        """A copy that learns on its own; the network is shared, so the method must not train it."""
-        copied = copy.copy(self)
-        copied._learner = self.learner_.copy_on_network()
-        copied._names, copied._counts = dict(self._names), Counter(self._counts)
-        copied.history_ = [{**entry, "added": dict(entry["added"])} for entry in self.history_]
-        copied._entry = copied.history_[-1] if self._entry is not None else None
-        return copied
-
-    def apart(self) -> "Classifier":
-        """An empty classifier on the same network, whose learning ``take_in`` adds to this one."""
-        empty = copy.copy(self)
-        empty._learner = self.learner_.empty_copy()
-        empty._names, empty._counts, empty.history_, empty._entry = {}, Counter(), [], None
-        return empty
-
-    def expect(self, names: Sequence[str]) -> None:
-        """Give the classes that are new columns in this order; their images must follow at once (``take_in``)."""
-        self._names |= {label_of(name): name for name in names}
-        self.learner_.meet(label_of(name) for name in names)
-
-    def take_in(self, part: "Classifier") -> None:
-        """Add what a classifier made by ``apart`` has learned."""
-        self._names |= part._names
-        self.learner_.merge(part.learner_)
-        self._note(Counter(part.counts_))
 
     # --- the file ---------------------------------------------------------------------------------------------
 
@@ -333,7 +283,7 @@ class Classifier:
             "classes": list(self.class_names),
             "counts": [self._counts[name] for name in self.class_names],
             "backbone": Path(self.backbone).name if self.backbone.endswith(".safetensors") else self.backbone,
-            "normalisation": _normalisation(self.learner_),
+            "normalisation": modelfile.normalisation(self.learner_),
             "fit": self.fit_to_size,
             "engine": getattr(getattr(self.learner_, "engine", None), "name", "torch"),
             "holdout": self.holdout,
@@ -344,17 +294,7 @@ class Classifier:
 
     def privacy(self) -> dict[str, JSON]:
         """What is kept of the images: counted in the learner's state, not promised."""
-        learner = self.learner_
-        statistics = learner.state_bytes()["statistics"] - learner.draw.get_state().numel()
-        n_classes = max(1, len(learner.classes_))
-        return {
-            "images_stored": 0 if not learner.stores_exemplars else None,
-            "stores_exemplars": learner.stores_exemplars,
-            "kept": learner.kept(),
-            "bytes_per_class": round(statistics / n_classes),
-            "forgets_exactly": learner.forgets_exactly,
-            "single_image_classes": sum(count == 1 for count in self.counts_.values()),
-        }
+        return modelfile.privacy(self.learner_, self.counts_)
 
     @classmethod
     def _from(cls, learner: Learner, header: dict[str, Any], device: str, engine: str) -> "Classifier":
@@ -374,7 +314,7 @@ class Classifier:
         made._learner, made._names = learner, {label_of(name): name for name in names}
         made._counts = Counter(dict(zip(names, header["counts"])))
         made._calibration = Calibration.from_json(header["calibration"])
-        made.history_ = _checked_history(header["history"])
+        made.history_ = checked_history(header["history"])
         return made
 
     # --- inside -----------------------------------------------------------------------------------------------
@@ -451,93 +391,6 @@ class Classifier:
         x = self.read(images)
         parts = [learner.decision_function(rows).cpu() for rows in x.split(_AT_ONCE)] if len(x) else []
         return torch.cat(parts) if parts else torch.zeros(0, len(learner.classes_))
-
-    def _note(self, added: Counter[str]) -> None:
-        if self._counts and self._calibration.images and not set(added) <= set(self._counts):
-            self._calibration = replace(self._calibration, images=0)
-        if self._entry is None:
-            self._entry = {"id": secrets.token_hex(8), "added": {}}
-            self.history_.append(self._entry)
-        for name, count in added.items():
-            self._entry["added"][name] = self._entry["added"].get(name, 0) + count
-        self._counts += added
-
-    def _ids(self) -> set[str]:
-        return {entry["id"] for entry in self.history_}
-
-    def _join_history(self, other: "Classifier") -> None:
-        ours = {entry["id"]: entry for entry in self.history_}
-        for entry in other.history_:
-            if entry["id"] in ours:
-                ours[entry["id"]]["added"] |= entry["added"]
-            else:
-                self.history_.append(copy.deepcopy(entry))
-        self._entry = None
-
-    def _take_away(self, common: "Classifier") -> None:
-        """Leave only what was learned after ``common``."""
-        before = common.copy()
-        for name in set(before.class_names) - set(self.class_names):
-            before.forget(name)
-        self.learner_.subtract(before.learner_)
-        self._counts -= before._counts  # a Counter drops what reaches zero
-        for name in self.class_names:
-            if not self._counts[name]:
-                self.forget(name)
-
-    def _drop_repeated(self, theirs: "Classifier", shared: set[str]) -> None:
-        """Keep, of two models with a common past, each old class in the one that has seen all of its images."""
-        past = _counted(self, shared) | _counted(theirs, shared)  # the larger: one may have forgotten a class
-        mine_grew = {name for name in past if self._counts[name] > past[name]}
-        theirs_grew = {name for name in past if theirs._counts[name] > past[name]}
-        both = sorted(mine_grew & theirs_grew)
-        if both or not self.learner_.forgets_exactly:
-            why = f"both went on learning {', '.join(both[:5])}" if both else "they share one covariance"
-            raise ValueError(
-                f"the two models come from one and {why}: give that model as common (--base), so that it counts once"
-            )
-        for name in past:
-            loser = self if name in theirs_grew else theirs
-            if name in self.counts_ and name in theirs.counts_:
-                loser.forget(name)
-
-
-def _counted(model: Classifier, ids: set[str]) -> Counter[str]:
-    return sum((Counter(e["added"]) for e in model.history_ if e["id"] in ids), Counter[str]())
-
-
-def label_of(name: str) -> int:
-    """The number by which learners know a class name: the same in every model, 53 bits of its SHA-256."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 11
-
-
-def _split(labels: NDArray[np.int64], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions to learn from and positions held out: that share of each class, never its last image."""
-    held: list[int] = []
-    for label in dict.fromkeys(labels.tolist()):
-        rows = np.flatnonzero(labels == label)
-        count = min(round(share * len(rows)) or int(share > 0), len(rows) - 1)
-        order = torch.randperm(len(rows), generator=generator(seed, "holdout", label)).numpy()
-        held += rows[order[:count]].tolist()
-    is_held = np.isin(np.arange(len(labels)), held)
-    return np.flatnonzero(~is_held), np.flatnonzero(is_held)
-
-
-def _normalisation(learner: Learner) -> JSON:
-    return {
-        "mean": [float(v) for v in learner.network.mean.flatten()],
-        "std": [float(v) for v in learner.network.std.flatten()],
-    }
-
-
-def _checked_history(history: list[Any]) -> list[dict[str, Any]]:
-    for entry in history:
-        added = entry["added"]
-        if not isinstance(entry["id"], str) or not all(
-            isinstance(name, str) and isinstance(count, int) for name, count in added.items()
-        ):
-            raise ValueError("an entry of the history is not an id with counts")
-    return history
 
 
 _PARAMETERS = [name for name in inspect.signature(Classifier.__init__).parameters if name != "self"]

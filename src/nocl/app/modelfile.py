@@ -206,3 +206,28 @@ def _check_statistics(path: Path, header: Header, learner: Learner) -> None:
 
 def _is_count(value: JSON) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def privacy(learner: Learner, counts: Mapping[str, int]) -> dict[str, JSON]:
+    """What is kept of the images: counted in the learner's state, not promised."""
+    n_classes, of_network = len(learner.classes_), learner.network_state_names()
+    kept = {name: tensor for name, tensor in learner.state_dict().items() if name not in of_network}
+    of_classes = sum(t.nbytes for t in kept.values() if t.ndim and n_classes and len(t) == n_classes)
+    shared = sum(t.nbytes for t in kept.values()) - of_classes - learner.draw.get_state().numel()
+    return {
+        "images_stored": 0 if not learner.stores_exemplars else None,
+        "stores_exemplars": learner.stores_exemplars,
+        "kept": learner.kept(),
+        "bytes_per_class": round(of_classes / max(1, n_classes)),
+        "bytes_shared": shared,
+        "forgets_exactly": learner.forgets_exactly,
+        "single_image_classes": sum(count == 1 for count in counts.values()),
+    }
+
+
+def normalisation(learner: Learner) -> JSON:
+    """Mean and standard deviation that pixels are normalised with."""
+    return {
+        "mean": [float(v) for v in learner.network.mean.flatten()],
+        "std": [float(v) for v in learner.network.std.flatten()],
+    }

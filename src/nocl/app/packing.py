@@ -6,7 +6,8 @@ import torch
 from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensor_bytes
 
-from nocl.app.classifier import Classifier, label_of
+from nocl.app.classifier import Classifier
+from nocl.app.sharing import label_of
 
 
 def pack(part: Classifier) -> bytes:
