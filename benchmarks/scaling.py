@@ -19,12 +19,12 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
+from nocl.experiments.report.tables import duration, markdown_table, size
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS
 from nocl.plumbing.files import write_atomically, write_json
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
-from nocl.report.tables import duration, markdown_table, size
 from nocl.results import environment
 
 WARM_UP = 1000

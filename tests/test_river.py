@@ -9,7 +9,7 @@ from river import checks, datasets, evaluate, metrics, preprocessing, stream
 
 from nocl.river import Classifier
 from nocl.sklearn import StreamingClassifier
-from tests.test_sklearn import blobs
+from tests.support.vectors import blobs
 
 CHECKS = list(checks.yield_checks(Classifier("ncm", keys="fill")))
 

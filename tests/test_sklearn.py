@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -23,20 +22,12 @@ from nocl.methods import make
 from nocl.plumbing.files import DamagedFileError
 from nocl.plumbing.registry import UnknownNameError
 from nocl.sklearn import StreamingClassifier
+from tests.support.vectors import blobs
 
 SMALL: dict[str, dict[str, Any]] = {
     "rda": {}, "slda": {}, "ncm": {}, "fecam": {}, "ranpac": {"expansion": 32}, "acil": {"expansion": 32},
     "dsr": {"dim": 32, "iterations": 3, "samples": 4, "recipe": {"head_epochs": 5}},
 }  # fmt: skip
-
-
-def blobs(seed: int = 0, labels: str = "cab", each: int = 20, dim: int = 6) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Vectors of either sign around one centre a class."""
-    draw = np.random.default_rng(7)
-    centres = {label: 3 * draw.normal(size=dim) for label in "abcdef"}
-    noise = np.random.default_rng(seed)
-    x = np.concatenate([centres[label] + noise.normal(size=(each, dim)) for label in labels])
-    return x, np.repeat(list(labels), each)
 
 
 @parametrize_with_checks([StreamingClassifier(method, params=params or None) for method, params in SMALL.items()])

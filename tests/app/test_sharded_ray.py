@@ -9,8 +9,8 @@ import pytest
 from nocl.app.sharded import Learned, Settings, learn_sharded, start_worker
 from nocl.app.sources import Source, open_source
 from nocl.plumbing.workers import Say, Work
-from tests.app.test_sharded import assert_same, in_one_process, model_file
 from tests.support.practice_models import folder_of
+from tests.support.sharded_models import assert_same, in_one_process, model_file
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray

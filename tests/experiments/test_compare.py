@@ -22,6 +22,7 @@ from nocl.experiments.grid import Engine, run_grid
 from nocl.experiments.job import Job
 from nocl.experiments.linear_probe import linear_probe
 from nocl.experiments.on_network import stream_on_network
+from nocl.experiments.report.compare import comparison_numbers, comparison_table
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS, make
 from nocl.methods.ncm import NCM
@@ -31,7 +32,6 @@ from nocl.plumbing.registry import UnknownNameError
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError, heads_on_features
 from nocl.pretrain import heads as heads_module
-from nocl.report.compare import comparison_numbers, comparison_table
 from nocl.results import RunResult
 from nocl.run import run
 from nocl.streams import class_incremental

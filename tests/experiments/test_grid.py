@@ -14,24 +14,9 @@ import torch
 
 from nocl.experiments.grid import Engine, Event, finished, folder_of, local, run_grid
 from nocl.experiments.grid.work import ERROR
-from nocl.experiments.job import Job
-from nocl.plumbing.types import JSON
 from nocl.results import RunResult
 from nocl.run import RESULT, STATE, run
-from tests.support.grid_methods import TIMES
-
-TINY: dict[str, JSON] = {"n_classes": 10, "train_per_class": 6, "test_per_class": 2}
-QUICK: dict[str, JSON] = {"backbone": "tiny_resnet18", "recipe": {"epochs": 1, "compile": False}}
-TWO = Engine(workers=2, threads=1)
-
-
-def job(method: str = "ncm", seed: int = 0, **params: JSON) -> Job:
-    return Job(method, {**QUICK, **params}, options=TINY, partition="60+20x2", seed=seed, base_batch_size=20)
-
-
-def measured(result: RunResult | None) -> dict[str, object]:
-    assert result is not None
-    return {name: value for name, value in result.to_json().items() if name not in TIMES}
+from tests.support.grid_jobs import TWO, job, measured
 
 
 def test_results_equal_those_of_plain_runs_and_are_found_again(tmp_path: Path) -> None:
@@ -67,7 +52,7 @@ def test_base_network_is_trained_once_by_jobs_that_share_it(tmp_path: Path) -> N
 def test_two_processes_that_do_not_know_of_each_other_train_one_network(tmp_path: Path) -> None:
     """Without the grid's order the lock beside the network decides."""
     code = (
-        "import sys; from pathlib import Path; from tests.experiments.test_grid import job; from nocl.run import run\n"
+        "import sys; from pathlib import Path; from tests.support.grid_jobs import job; from nocl.run import run\n"
         "one = job('tests.support.grid_methods:Counting', counter=sys.argv[2], tag=sys.argv[3])\n"
         "stream = one.stream()\n"
         "run(one.learner(stream.image_size), stream, cache=Path(sys.argv[1]))"
@@ -98,7 +83,7 @@ def test_killed_grid_continues_where_it_stood(tmp_path: Path) -> None:
     slow = job("tests.support.grid_methods:Slow", marks=str(tmp_path / "marks"))
     code = (
         "import sys; from pathlib import Path; from nocl.experiments.grid import run_grid\n"
-        "from tests.experiments.test_grid import job, TWO\n"
+        "from tests.support.grid_jobs import job, TWO\n"
         "run_grid([job('tests.support.grid_methods:Slow', marks=sys.argv[2])], Path(sys.argv[1]), engine=TWO)"
     )
     grid = subprocess.Popen([sys.executable, "-c", code, str(out), str(tmp_path / "marks")])

@@ -20,16 +20,16 @@ from nocl.experiments.paper.figures import draw
 from nocl.experiments.paper.reproduce import PLAN, perform, rebuild, with_data, write_experiment
 from nocl.experiments.paper.summary import BEGIN, END, Kept, committed, summary, write_summary
 from nocl.experiments.paper.tables import EXPERIMENTS, Choice, Row, chosen_rows, find, plan, unusual
+from nocl.experiments.report.paired import paired
 from nocl.methods import make
 from nocl.metrics import hm
 from nocl.nets import build
 from nocl.plumbing.files import write_json, write_tensors
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
-from nocl.report.paired import paired
 from nocl.results import RunResult
 from nocl.run import run as run_protocol
-from tests.report.test_report import result
+from tests.support.made_results import result
 
 NAMES = (
     "main-60-4-10", "partition-40-6-10", "partition-80-2-10", "partition-60-2-20", "base-strategies", "embedding-dim",

@@ -14,7 +14,7 @@ import pytest
 
 from nocl.experiments.grid import Engine, Event, run_grid
 from nocl.plumbing.cluster import start_local
-from tests.experiments.test_grid import TWO, job, measured
+from tests.support.grid_jobs import TWO, job, measured
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray

@@ -11,7 +11,7 @@ from nocl.nets import build
 from nocl.plumbing.files import write_tensors
 from nocl.plumbing.registry import UnknownNameError
 from nocl.pretrain import WrongBaseError
-from tests.test_streams import small
+from tests.support.small_data import small
 
 STREAMS = ("blurry", "shuffled", "repeating")
 

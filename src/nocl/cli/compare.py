@@ -10,9 +10,9 @@ from nocl.cli.show import shown_progress
 from nocl.experiments.compare import bound, jobs_of
 from nocl.experiments.grid import Engine, run_grid
 from nocl.experiments.job import Job
+from nocl.experiments.report import paired as paired_test
+from nocl.experiments.report.compare import comparison_numbers, comparison_table
 from nocl.plumbing.files import write_atomically, write_json
-from nocl.report import paired as paired_test
-from nocl.report.compare import comparison_numbers, comparison_table
 
 compare_app = typer.Typer()
 

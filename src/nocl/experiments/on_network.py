@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from nocl.data import Dataset
+from nocl.experiments.report.summary import LEAK, UNTRAINED
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
-from nocl.report.summary import LEAK, UNTRAINED
 from nocl.streams import Stream, parse_partition
 
 

@@ -15,14 +15,14 @@ from nocl.arrivals import STREAMS
 from nocl.data import Dataset
 from nocl.data.features import FeatureData, extract, trained_classes
 from nocl.experiments.job import over
+from nocl.experiments.report.summary import estimate
+from nocl.experiments.report.tables import MISSING, markdown_table, percent_estimate
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS, make
 from nocl.plumbing.files import write_json
 from nocl.plumbing.registry import UnknownNameError, unknown
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
-from nocl.report.summary import estimate
-from nocl.report.tables import MISSING, markdown_table, percent_estimate
 from nocl.results import RunResult
 from nocl.run import run
 from nocl.streams import Stream, arrange

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from nocl.experiments.job import Job
 from nocl.experiments.paper import values as paper
 from nocl.experiments.paper.tables import Experiment, Row, effective
+from nocl.experiments.report.summary import LEAK, UNTRAINED, Estimate, draws, over_seeds, text
+from nocl.experiments.report.tables import Table
 from nocl.methods import METHODS
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Recipe
-from nocl.report.summary import LEAK, UNTRAINED, Estimate, draws, over_seeds, text
-from nocl.report.tables import Table
 from nocl.results import RunResult
 
 POINTS = 2.0  # differences up to this many points, in every accuracy of a row, count as reproduced

@@ -10,10 +10,10 @@ from nocl.experiments.grid import RUNS, Engine, Outcome, finished, folder_of, ru
 from nocl.experiments.paper.comparison import Line, Record, lines, records_of, table_of
 from nocl.experiments.paper.figures import draw
 from nocl.experiments.paper.tables import Experiment, Planned, Row, find
+from nocl.experiments.report.page import table_page
+from nocl.experiments.report.tables import csv_text, duration, latex_text
 from nocl.plumbing.files import write_atomically, write_json
 from nocl.plumbing.types import JSON
-from nocl.report.page import table_page
-from nocl.report.tables import csv_text, duration, latex_text
 from nocl.results import RunResult
 from nocl.run import RESULT
 

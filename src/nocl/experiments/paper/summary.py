@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from nocl.experiments.paper.comparison import HEADER, NOTE, Line, lines, place, table_body
 from nocl.experiments.paper.tables import EXPERIMENTS
+from nocl.experiments.report.tables import markdown_table
 from nocl.plumbing.files import write_atomically
-from nocl.report.tables import markdown_table
 from nocl.results import RunResult
 
 BEGIN = "<!-- begin: written by `nocl reproduce --summary`, do not edit -->"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nocl.report.summary import estimate, text
+from nocl.experiments.report.summary import estimate, text
 from nocl.results import RunResult
 
 FOR_WILCOXON = 6  # with fewer pairs the signed-rank test cannot reach 5 %

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nocl.experiments.report.summary import Estimate, Summary, by_setting, draws
 from nocl.plumbing.types import JSON
-from nocl.report.summary import Estimate, Summary, by_setting, draws
 from nocl.results import RunResult
 
 MISSING = "–"

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from nocl.experiments.report.page import page
+from nocl.experiments.report.paired import Paired, paired
+from nocl.experiments.report.summary import Estimate, Summary, summarise
+from nocl.experiments.report.tables import session_rows, session_table, to_csv, to_latex, to_markdown
 from nocl.plumbing.files import write_atomically
-from nocl.report.page import page
-from nocl.report.paired import Paired, paired
-from nocl.report.summary import Estimate, Summary, summarise
-from nocl.report.tables import session_rows, session_table, to_csv, to_latex, to_markdown
 from nocl.results import RunResult
 
 __all__ = [

@@ -4,13 +4,22 @@ import json
 import math
 from collections.abc import Sequence
 
+from nocl.experiments.report.summary import LEAK, UNTRAINED, Summary, draws, summarise
+from nocl.experiments.report.tables import (
+    MISSING,
+    Table,
+    duration,
+    intervals_note,
+    markdown_text,
+    percent,
+    percent_estimate,
+    size,
+)
 from nocl.methods import METHODS
 from nocl.metrics import hm
 from nocl.plumbing.parameters import parameters_of
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
-from nocl.report.summary import LEAK, UNTRAINED, Summary, draws, summarise
-from nocl.report.tables import MISSING, Table, duration, intervals_note, markdown_text, percent, percent_estimate, size
 from nocl.results import RunResult
 
 HEADER = ("Method", "Acc", "Base", "Novel", "HM", "Average", "Runs", "State", "Online", "Test")

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from nocl.experiments.report.chart import Series, line_chart, swatch
+from nocl.experiments.report.summary import Estimate, Summary, by_setting, text
+from nocl.experiments.report.tables import columns, duration, intervals_note, percent, session_rows, size
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
-from nocl.report.chart import Series, line_chart, swatch
-from nocl.report.summary import Estimate, Summary, by_setting, text
-from nocl.report.tables import columns, duration, intervals_note, percent, session_rows, size
 from nocl.results import RunResult
 
 POINTS = 300  # longer logs are averaged to so many points
@@ -39,7 +39,7 @@ def table_page(title: str, header: Sequence[str], body: Sequence[Sequence[str]],
 
 def _render(template: str, **values: Any) -> str:
     environment = Environment(
-        loader=PackageLoader("nocl.report"), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("nocl.experiments.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {"percent": percent, "duration": duration, "size": size, "text": text, "count": _count}
