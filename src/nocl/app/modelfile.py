@@ -68,8 +68,9 @@ def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learn
     try:
         with NoLargerThan(tensors):
             learner = remake(method, params)
-            tensors = _with_network(path, header, learner, tensors)
-            check_types(path, learner, tensors)
+        tensors = _with_network(path, header, learner, tensors)  # from what is installed: the file need not justify it
+        check_types(path, learner, tensors)
+        with NoLargerThan(tensors):
             learner.load_state_dict(tensors)
         check_meaning(path, learner)
         _check_statistics(path, header, learner)
