@@ -481,7 +481,7 @@ def test_other_settings_keep_the_contract(params: dict[str, JSON], check: str) -
     [
         ({"prior": 0}, "prior must be above 0"),
         ({"ridge": -1}, "ridge must be 0 or more"),
-        ({"storage": "half"}, "storage must be one of full"),
+        ({"storage": "half"}, "storage must be one of auto, full"),
         ({"shortlist": 0}, "shortlist must be a whole number, 1 or more, or None"),
         ({"storage": "lowrank", "rank": 1000}, "rank must be 0 to 112"),
     ],

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from nocl.checks.material import QUICK, expect
 from nocl.learner import FrozenLearner, Learner
+from nocl.plumbing.parameters import parameters_of
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 
@@ -31,7 +32,9 @@ def the_first_image_spoils_nothing(cls: type[Learner], params: dict[str, JSON]) 
 
 def _accuracies(cls: type[FrozenLearner], params: dict[str, JSON], images: Tensor, shots: int) -> Tensor:
     """The share of test images recognised, for each class."""
-    about = {**QUICK, **cls.check_params, **params, "backbone": f"features:{DIM}", "stages": None}
+    about = {**QUICK, **cls.check_params, **params, "backbone": f"features:{DIM}"}
+    if "stages" in parameters_of(cls):
+        about["stages"] = None  # rows have no depths
     learner = cls(**about)  # type: ignore[arg-type]
     labels = torch.arange(CLASSES).repeat_interleave(IMAGES)
     learner.fit_base_features([(images[:CLASSES, :IMAGES].flatten(0, 1), labels)])

@@ -27,7 +27,7 @@ def read_method(text: str, like: Job) -> Job:
     Values are JSON or plain text. ``preset`` takes the method's named settings. A wrong name is an error now, not when
     its turn comes.
 
-    >>> job = read_method("ranpac@expansion=500,ridge=0.1", Job("ncm"))
+    >>> job = read_method("ranpac@expansion=500,ridge=0.1", Job("ncm", network_from="net.safetensors"))
     >>> job.method, job.params
     ('ranpac', {'expansion': 500, 'ridge': 0.1})
     """
