@@ -23,7 +23,8 @@ from nocl.plumbing.types import JSON, Batch
 from nocl.results import environment
 from nocl.streams import class_incremental
 
-STAGES = (1, 2, 3, 4)
+LAST = 4
+STAGES = (1, 2, 3, LAST, -1, -2, -3)  # a minus sign: the spread over positions
 RESULTS = Path("benchmarks/results")
 
 
@@ -41,7 +42,7 @@ class Bank:
     def columns(self, stages: Sequence[int] | None) -> Tensor:
         """Where these stages' values are; None is the last stage alone."""
         parts = torch.arange(sum(self.widths)).split(self.widths)
-        return torch.cat([parts[s - 1] for s in (stages or STAGES[-1:])])
+        return torch.cat([parts[STAGES.index(s)] for s in (stages or (LAST,))])
 
     def batch(self, learner: FrozenLearner, classes: Sequence[int], shots: int | None = None) -> Batch:
         """Training features of these classes, the first ``shots`` of each, as this learner wants them."""
