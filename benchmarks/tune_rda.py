@@ -4,11 +4,12 @@
 
 The 60 base classes of order 0 are split into 36 pseudo-base and 24 pseudo-novel ones, a fifth of each class's images
 is held out, and a network is trained on the pseudo-base part only (``base_copy``). Settings are compared by what users
-do: pseudo-novel classes of 1, 5, 20 and of all their images beside the old ones, all held-out images asked; the measure is
-the mean of Acc (old classes included) and of the harmonic mean over these counts. The search starts from plain settings (last stage, no transform), takes the best value of one
-parameter after another, and goes round again until nothing changes, so neither the start nor a margin can carry in a
-preference from elsewhere. The network is the tiny one by default, so that the search takes minutes on a CPU; ``prior``
-is counted in images per feature value so that it carries over to another width.
+do: pseudo-novel classes of 1, 5, 20 and of all their images beside the old ones, all held-out images asked. The measure
+is the mean of Acc (old classes included) and of the harmonic mean over these counts. The search starts from plain
+settings (last stage, no transform), takes the best value of one parameter after another, and goes round again until
+nothing changes, so neither the start nor a margin can carry in a preference from elsewhere. The network is the tiny one
+by default, so that the search takes minutes on a CPU; ``prior`` is counted in images per feature value so that it
+carries over to another width.
 """
 
 import itertools
