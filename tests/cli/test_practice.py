@@ -153,6 +153,13 @@ def test_onnx_gives_the_same_predictions(method: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(scores, expected, rtol=1e-2, atol=1e-2)
         np.testing.assert_allclose(probabilities, made.predict_proba(x), atol=2e-3)
         assert (scores.argmax(1) == expected.argmax(1)).all()
+    (tmp_path / "a.png").write_bytes(png("blue", 9))
+    example = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
+    done = subprocess.run(
+        [sys.executable, str(example), str(tmp_path / "m.onnx"), str(tmp_path / "a.png")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split(" ", 1)[1].startswith("blue")
 
 
 def test_learning_with_workers_writes_the_same_model_and_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:

@@ -76,8 +76,7 @@ class Classifier(Sharing):
         self._names: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
         self._calibration = Calibration(1.0)
-        self.history_: list[dict[str, Any]] = []
-        self._entry: dict[str, Any] | None = None
+        self.history_, self._entry = [], None
 
     # --- scikit-learn habits ----------------------------------------------------------------------------------
 
@@ -185,6 +184,11 @@ class Classifier(Sharing):
         if self._fit is None:
             self._fit = backbones.find(self.backbone).fit
         return self._fit
+
+    @property
+    def short_side(self) -> int:
+        """The shorter side of a picture before its middle is taken."""
+        return round(self.size * 256 / 224) if self.fit_to_size == "photo" else self.size
 
     def decision_function(self, images: Pictures) -> NDArray[np.float64]:
         """The method's own scores [B, K]."""

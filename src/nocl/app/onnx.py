@@ -58,6 +58,7 @@ def export_onnx(model: Classifier, path: Path) -> None:
         raise UnsupportedError(f"method {model.method!r} cannot be exported to ONNX: {error}") from error
     proto: Any = program.model_proto  # type: ignore[union-attr]
     about = {"classes": json.dumps(model.class_names), "size": str(model.size), "method": model.method}
+    about["short_side"] = str(model.short_side)
     for key, value in {**about, "temperature": repr(model.calibration_.temperature)}.items():
         proto.metadata_props.add(key=key, value=value)
     onnx.checker.check_model(proto)

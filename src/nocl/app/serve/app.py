@@ -191,7 +191,7 @@ class Service:
             "method": model.method,
             "network": model.backbone,
             "size": model.size,
-            "short_side": round(model.size * 256 / 224) if model.fit_to_size == "photo" else model.size,
+            "short_side": model.short_side,
             "undo": self.store.before is not None,
             "confused": self.confusions.pairs(model.class_names),
             "on_device": self._on_device,
