@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nocl import report as reports
 from nocl.checks import LEARNER_CHECKS, each_check
 from nocl.cli.show import session_table, shown_progress
+from nocl.experiments import report as reports
 from nocl.experiments.job import Job, over, parse_settings, read_preset
 from nocl.experiments.paper.reproduce import PLAN, rebuild
 from nocl.methods import METHODS
