@@ -31,6 +31,15 @@ def test_help_and_lists_import_nothing_heavy(words: tuple[str, ...]) -> None:
     assert done.stdout.strip()
 
 
+@pytest.mark.parametrize("words", [("--help",), ("list", "methods")])
+def test_the_first_answers_do_not_wait_for_pydantic_either(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "nocl", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "rda" in done.stdout or "serve" in done.stdout
+    assert "typer" in done.stderr  # the list of imports is there
+    assert not {"pydantic", "torch", "numpy"} & {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+
+
 def test_every_command_of_the_table_is_there_and_explains_itself() -> None:
     for entries in COMMANDS.values():
         for name, entry in entries.items():

@@ -94,11 +94,14 @@ def options(
 
 
 def main() -> None:
-    """Run the command line. Errors that a user can mend are one line on stderr; NOCL_DEBUG=1 shows where they arose."""
+    """Run the command line. An error that a user can correct is one line on stderr; NOCL_DEBUG=1 shows the traceback."""
     signal.signal(signal.SIGTERM, _interrupt)
     sys.path.append(os.getcwd())  # my_module:MyMethod lies beside the user; last, so that it hides no installed module
     try:
-        app()
+        if sys.argv[1:] in (["list"], ["list", "methods"]):  # typer would import pydantic, which takes as long again
+            importlib.import_module("nocl.cli.names").print_methods()
+        else:
+            app()
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except (ValueError, TypeError, OSError, RuntimeError, ArithmeticError, ImportError) as error:

@@ -1,4 +1,7 @@
-"""``nocl list``: the names there are. Methods are read from their source files: importing them needs PyTorch."""
+"""``nocl list``: the names that commands accept.
+
+Methods are read from their source files, because importing them needs PyTorch.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -20,9 +23,7 @@ def list_names(
 ) -> None:
     """List the methods, data sets, partitions or streams that have a name."""
     if what == "methods":
-        for method in methods():
-            tag = "stores exemplars" if method.stores_exemplars else "no exemplars"
-            print(f"{method.name:12} {tag:17} {method.summary}")
+        print_methods()
     elif what == "datasets":
         from nocl.data import DATASETS
 
@@ -38,6 +39,13 @@ def list_names(
             print(f"{plan().describe():64} {(plan.__doc__ or '').partition(chr(10))[0]}")
     else:
         raise UnknownNameError(unknown(what, ("methods", "datasets", "partitions", "streams"), "list"))
+
+
+def print_methods() -> None:
+    """One line for each method: its name, whether it stores examples, and what it is."""
+    for method in methods():
+        tag = "stores exemplars" if method.stores_exemplars else "no exemplars"
+        print(f"{method.name:12} {tag:17} {method.summary}")
 
 
 class Method(NamedTuple):
