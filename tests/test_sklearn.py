@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -155,3 +156,12 @@ def test_without_the_extra_the_error_says_what_to_install(package: str, monkeypa
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=rf"pip install 'nocl\[{package}\]'"):
         importlib.import_module(f"nocl.{package}")
+
+
+@pytest.mark.parametrize("method", ["acil", "fecam", "ncm", "ranpac", "rda", "slda"])
+def test_the_scale_that_a_method_declares_makes_its_probabilities_mean_something(method: str) -> None:
+    x, y = load_digits(return_X_y=True)
+    train, test = slice(0, 900), slice(900, None)
+    model = StreamingClassifier(method).fit(x[train] / 16, y[train])
+    accuracy = model.score(x[test] / 16, y[test])
+    assert model.predict_proba(x[test] / 16).max(1).mean() == pytest.approx(accuracy, abs=0.1)

@@ -86,6 +86,7 @@ class Learner(Merging):
     retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {}
     successor: ClassVar[str] = ""  # the method that still takes some of the retired parameters
     novel_classes: ClassVar[str] = ""  # the parameter that a run sets to the number of novel classes, if not set
+    softmax_scale: ClassVar[float] = 1.0  # divides scores before a softmax: 1 for logits
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
@@ -230,8 +231,8 @@ class Learner(Merging):
         return self.classes_[self.decision_function(x).argmax(1)].cpu()
 
     def softmax_temperature(self) -> float:
-        """What to divide scores by for a softmax to give probabilities, where no image was held out to fit it."""
-        return 1.0
+        """The number that divides images' scores before a softmax, if no held-out images were there to fit it."""
+        return self.softmax_scale
 
     # --- parameters and state ---------------------------------------------------------------------------------
 
@@ -297,6 +298,7 @@ class FrozenLearner(Learner):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`Learner`.
     """
 
+    softmax_scale: ClassVar[float] = 0.03  # cosines and ridge scores lie within 1 of each other
     depends_on_batching: ClassVar[bool] = True
     learns_from_one_image: ClassVar[bool] = False  # claims that a class of one image is of use and spoils nothing
     depths: ClassVar[int] = 1  # how many stages of the network the method wishes for

@@ -67,6 +67,7 @@ def test_lists() -> None:
     assert "ncm" in nocl("list", "methods").stdout
     assert nocl("list", "partitions").stdout.split() == ["60+4x10", "40+6x10", "80+2x10", "60+2x20"]
     assert "glyphs" in nocl("list", "datasets").stdout
+    assert "efficientnet_lite0" in nocl("list", "backbones").stdout
 
 
 def test_settings_nest_by_dots_and_keep_text() -> None:

@@ -24,10 +24,6 @@ from nocl.plumbing.types import JSON, Batch
 _ROWS_AT_ONCE = 512
 _ROWS_TOGETHER = 16  # a product of fewer rows takes another path, whose float32 rounding differs
 _SET_HERE = ("backbone", "weights", "image_size", "seed", "stages")  # by the estimator, or without meaning for vectors
-# Divides the scores before the softmax. Distances of Gaussians: 2, by their density; cosines and ridge scores, which
-# lie within 1 of each other: the value NCM has had for images.
-_TEMPERATURES = {"rda": 2.0, "slda": 1.0}
-_TEMPERATURE = 0.03
 
 
 class VectorLearner:
@@ -45,7 +41,7 @@ class VectorLearner:
         if "power" in parameters_of(cls):
             chosen.setdefault("power", 1.0)
         self.learner: FrozenLearner = cls(**chosen, backbone=f"{PREFIX}{dim}", seed=seed).to(device)  # type: ignore[arg-type]
-        self.temperature = _TEMPERATURES.get(method, _TEMPERATURE)
+        self.temperature = cls.softmax_scale
         self.labels: list[Hashable] = []
         self._number: dict[Hashable, int] = {}
 

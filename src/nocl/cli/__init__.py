@@ -40,7 +40,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "export": Entry("answers", "Write the model as an ONNX file."),
     },
     RESEARCH: {
-        "list": Entry("names", "List the methods, data sets or partitions that have a name."),
+        "list": Entry("names", "List the methods, data sets, networks, partitions or streams that have a name."),
         "run": Entry("run", "Run one method through the whole protocol and report it."),
         "compare": Entry("compare", "Compare methods on identical features of one frozen network."),
         "tune": Entry("tune", "Choose a method's parameters on base classes alone."),

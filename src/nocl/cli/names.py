@@ -19,15 +19,20 @@ names_app = typer.Typer()
 
 @names_app.command(name="list")
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, datasets, partitions or streams.")] = "methods",
+    what: Annotated[str, typer.Argument(help="methods, datasets, backbones, partitions or streams.")] = "methods",
 ) -> None:
-    """List the methods, data sets, partitions or streams that have a name."""
+    """List the methods, data sets, networks, partitions or streams that have a name."""
     if what == "methods":
         print_methods()
     elif what == "datasets":
         from nocl.data import DATASETS
 
         print("\n".join(DATASETS))
+    elif what == "backbones":
+        from nocl.app import weights
+        from nocl.nets import valid_backbones
+
+        print("\n".join(valid_backbones(tuple(weights.PACKAGED)).split("; ")))
     elif what == "partitions":
         from nocl.streams import PARTITIONS
 
@@ -38,7 +43,7 @@ def list_names(
         for plan in STREAMS.values():
             print(f"{plan().describe():64} {(plan.__doc__ or '').partition(chr(10))[0]}")
     else:
-        raise UnknownNameError(unknown(what, ("methods", "datasets", "partitions", "streams"), "list"))
+        raise UnknownNameError(unknown(what, ("methods", "datasets", "backbones", "partitions", "streams"), "list"))
 
 
 def print_methods() -> None:

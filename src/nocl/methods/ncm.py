@@ -94,9 +94,6 @@ class NCM(FrozenLearner):
     def learn(self, z: Tensor, y: Tensor) -> None:
         self.stats.update(self._transform(z), self.columns(y))
 
-    def softmax_temperature(self) -> float:
-        return 0.03  # distances of features of length 1
-
     def score(self, z: Tensor) -> Tensor:
         z = self._transform(z)
         mean = self.stats.mean.to(z)  # [K, d]

@@ -52,6 +52,7 @@ class SLDA(FrozenLearner):
         :class:`~nocl.learner.FrozenLearner`.
     """
 
+    softmax_scale: ClassVar[float] = 1.0  # log densities
     depends_on_batching: ClassVar[bool] = False
     statistics: ClassVar[tuple[str, ...]] = ("stats",)
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather, all_reduce
 
 from nocl.plumbing.registry import UnknownNameError, unknown
 from nocl.pretrain.objectives import Extractor
@@ -125,40 +126,8 @@ class Shared:
         shares = images.tensor_split(self.fabric.world_size)
         z = self.module(shares[self.fabric.global_rank])
         padded = F.pad(z, (0, 0, 0, len(shares[0]) - len(z)))  # gathering wants equal lengths
-        gathered = Gather.apply(padded)  # type: ignore[no-untyped-call]
+        gathered = all_gather(padded.contiguous())
         return torch.cat([features[: len(share)] for features, share in zip(gathered, shares)])
-
-
-class Sum(torch.autograd.Function):
-    """The sum over all processes; its gradient is the sum of all processes' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total)
-        return total
-
-
-class Gather(torch.autograd.Function):
-    """All processes' rows [W, n, d]; a row's gradient is the sum of what all processes make of it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(parts, x.contiguous())
-        return torch.stack(parts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total)
-        return total[distributed.get_rank()]
 
 
 def synchronise_batchnorm(network: nn.Module) -> None:
@@ -173,10 +142,10 @@ def _synchronised_forward(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
         return type(norm).forward(norm, x)
     axes = [0, *range(2, x.ndim)]
     shape = [1, -1, *[1] * (x.ndim - 2)]
-    count = _summed(x.new_tensor(float(x[:, 0].numel())))
-    mean = _summed(x.sum(axes)) / count
+    count = all_reduce(x.new_tensor(float(x[:, 0].numel())))
+    mean = all_reduce(x.sum(axes)) / count
     centred = x - mean.view(shape)
-    variance = _summed(centred.square().sum(axes)) / count
+    variance = all_reduce(centred.square().sum(axes)) / count
     with torch.no_grad():
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -187,8 +156,3 @@ def _synchronised_forward(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
         norm.running_var.lerp_(variance * count / (count - 1), norm.momentum)
     scaled: Tensor = centred * (variance + norm.eps).rsqrt().view(shape)
     return scaled * norm.weight.view(shape) + norm.bias.view(shape)
-
-
-def _summed(x: Tensor) -> Tensor:
-    total: Tensor = Sum.apply(x)  # type: ignore[no-untyped-call]
-    return total
