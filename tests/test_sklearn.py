@@ -164,4 +164,4 @@ def test_the_scale_that_a_method_declares_makes_its_probabilities_mean_something
     train, test = slice(0, 900), slice(900, None)
     model = StreamingClassifier(method).fit(x[train] / 16, y[train])
     accuracy = model.score(x[test] / 16, y[test])
-    assert model.predict_proba(x[test] / 16).max(1).mean() == pytest.approx(accuracy, abs=0.1)
+    assert model.predict_proba(x[test] / 16).max(1).mean() == pytest.approx(accuracy, abs=0.15)

@@ -94,7 +94,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line. An error that a user can correct is one line on stderr; NOCL_DEBUG=1 shows the traceback."""
+    """Run the command line. An error that a user can correct is one line on stderr; NOCL_DEBUG=1 shows more."""
     signal.signal(signal.SIGTERM, _interrupt)
     sys.path.append(os.getcwd())  # my_module:MyMethod lies beside the user; last, so that it hides no installed module
     try:
