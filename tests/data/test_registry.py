@@ -35,7 +35,7 @@ def test_importing_the_registry_imports_no_fonts() -> None:
     code = "import nocl.data, sys; print(*sorted({'matplotlib', 'rich', 'kornia'} & set(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.split() == []
-    assert set(DATASETS) == {"glyphs", "cifar100", "mini_imagenet", "core50", "folder"}
+    assert set(DATASETS) == {"glyphs", "cifar100", "mini_imagenet", "core50", "folder", "embeddings"}
 
 
 OWN = """

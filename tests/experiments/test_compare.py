@@ -433,3 +433,77 @@ def test_runs_are_those_of_the_grid_and_only_missing_ones_run_again(like: Job, t
     accuracies = [[o.result and o.result.class_accuracy for o in outcomes] for outcomes in (first, second)]
     assert accuracies[0] == accuracies[1]
     assert accuracies[0] == [job.run().class_accuracy for job in jobs]
+
+
+# --- embeddings and networks with weights of their own ---
+
+
+def vectors_file(path: Path, sign: float = 1.0, each: int = 20) -> Path:
+    z, y = blobs(10, each, 6, spread=0.3)
+    np.savez(path, X=(sign * z.abs()).numpy(), y=np.array([f"class {label}" for label in y.tolist()]))
+    return path
+
+
+def test_embeddings_are_compared_like_features_of_a_network(tmp_path: Path) -> None:
+    file = vectors_file(tmp_path / "features.npz")
+    arguments = ["compare", "ncm", "rda@prior=1", "--features", str(file), "--partition", PARTITION, "--orders", "2"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out"), "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    assert "may overlap with these classes" in done.output
+    rows = json.loads((tmp_path / "out" / "numbers.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["ncm", "rda", "joint linear probe"]
+    assert min(min(row["acc"]) for row in rows) > 0.6
+    assert rows[1]["params"]["backbone"] == "features:6"
+    assert str(tmp_path) not in (tmp_path / "out" / "numbers.json").read_text()
+
+
+def test_a_run_on_embeddings_is_known_by_what_the_file_holds(tmp_path: Path) -> None:
+    def job(file: Path, name: str = "rda") -> Job:
+        return Job(name, dataset="embeddings", options={"file": str(file)}, partition=PARTITION)
+
+    file, copied = vectors_file(tmp_path / "a.npz"), vectors_file(tmp_path / "b.npz")
+    assert job(file).digest() == job(copied).digest()
+    assert job(file).digest() != job(vectors_file(copied, each=21)).digest()
+    assert job(file).learner(1).get_params()["power"] == 0.5
+    assert job(vectors_file(copied, sign=-1)).learner(1).get_params()["power"] == 1  # no root of a negative number
+    result = job(file).run()
+    assert result.acc > 0.6
+    with pytest.raises(ValueError, match="SCR trains its network on images and cannot take features:6"):
+        job(file, "scr").stream()
+    with pytest.raises(TypeError, match="dsr as it is set needs images, not embeddings"):
+        replace(job(file, "dsr"), params={"recipe": {"objective": "sc+ssl"}}).stream()
+    with pytest.raises(ValueError, match="embeddings are features already"):
+        replace(job(file), network_from="pretrained")
+
+
+def test_compare_takes_one_source_of_features(tmp_path: Path) -> None:
+    for more in ([], ["--features", "a.npz", "--backbone-from", "b"], ["--test-features", "a.npz"]):
+        done = CliRunner().invoke(app, ["compare", "ncm", *more])
+        assert isinstance(done.exception, ValueError)
+        assert "give either a network" in str(done.exception)
+
+
+def few() -> Dataset:
+    """Four classes of four easy images."""
+    sets = [ImageSet.of(x.numpy(), y.numpy()) for x, y in (easy_images(range(4), n, n) for n in (3, 1))]
+    return Dataset("few", *sets, class_names=tuple("abcd"))
+
+
+def test_weights_that_belong_to_a_name_need_no_file_and_each_engine_keeps_its_features(tmp_path: Path) -> None:
+    job = Job(
+        "rda", {"backbone": "efficientnet_lite0@96"}, dataset="tests.experiments.test_compare:few",
+        partition="50+25x2", network_from="pretrained", feature_cache=str(tmp_path),
+    )  # fmt: skip
+    result = job.run()
+    assert result.base["weights"] == "efficientnet-lite0-57934424.pth"
+    assert result.stream["network_classes_unknown"] is True
+    assert result.stream["features"]["stages"] == [3, 4, 5]  # type: ignore[index, call-overload]
+    assert len(list(tmp_path.glob("features-*"))) == 1
+    faster = replace(job, engine="onnx")
+    torch.testing.assert_close(
+        torch.from_numpy(np.array(faster.stream().data.train.images)),
+        torch.from_numpy(np.array(job.stream().data.train.images)), atol=1e-4, rtol=1e-4,
+    )  # fmt: skip
+    assert len(list(tmp_path.glob("features-*"))) == 2
+    with pytest.raises(WrongBaseError, match="'tiny_resnet18' has no weights of its own"):
+        replace(job, params={"backbone": "tiny_resnet18"}).stream()

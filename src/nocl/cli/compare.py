@@ -7,12 +7,14 @@ import typer
 
 from nocl.cli.reproduce import tell_failures
 from nocl.cli.show import shown_progress
+from nocl.data.embeddings import NAME as EMBEDDINGS
 from nocl.experiments.compare import bound, jobs_of
 from nocl.experiments.grid import Engine, run_grid
 from nocl.experiments.job import Job
 from nocl.experiments.report import paired as paired_test
 from nocl.experiments.report.compare import comparison_numbers, comparison_table
 from nocl.plumbing.files import write_atomically, write_json
+from nocl.plumbing.types import JSON
 
 compare_app = typer.Typer()
 
@@ -22,12 +24,23 @@ def compare_command(
     methods: Annotated[
         list[str], typer.Argument(help="Methods on a frozen network, as NAME or NAME@key=value,key=value.")
     ],
-    backbone_from: Annotated[Path, typer.Option(help="The network's file; all features come from it.")],
+    backbone_from: Annotated[
+        Path | None, typer.Option(help="The network's file, or `pretrained`: the weights that belong to --backbone.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="A file of `nocl embed`, in place of a network and a data set.")
+    ] = None,
+    test_features: Annotated[
+        Path | None, typer.Option(help="Such a file to test on; default: a fifth of each class of --features.")
+    ] = None,
     dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "cifar100",
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
     partition: Annotated[list[str] | None, typer.Option(help="Base+each x sessions in percent; repeatable.")] = None,
     orders: Annotated[int, typer.Option(min=1, help="How many orders of the novel classes.")] = 1,
-    backbone: Annotated[str, typer.Option(help="The kind of network in the file.")] = "reduced_resnet18",
+    backbone: Annotated[
+        str, typer.Option(help="The kind of network, such as efficientnet_lite0@128.")
+    ] = "reduced_resnet18",
+    engine: Annotated[str, typer.Option(help="What runs the network: torch, onnx.")] = "torch",
     seed: Annotated[int, typer.Option(help="Random seed of the learners, the same for all orders.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for results and the table.")] = Path("runs/compare"),
     cache: Annotated[Path | None, typer.Option(help="Folder of computed features; default the user's cache.")] = None,
@@ -42,11 +55,18 @@ def compare_command(
     workers: Annotated[int | None, typer.Option(help="Runs at a time; default: as the cores allow.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
 ) -> None:
-    """Compare methods on identical features of one frozen network."""
+    """Compare methods on identical features of one frozen network, or on embeddings of your own."""
+    named = {"file": features, "test": test_features}
+    options: dict[str, JSON] = {name: str(path) for name, path in named.items() if path is not None}
+    if (backbone_from is None) == (features is None) or (test_features is not None and features is None):
+        raise ValueError("give either a network (--backbone-from FILE or pretrained) or --features FILE.npz")
+    if features is not None:
+        dataset = EMBEDDINGS
     like = Job(
-        "ncm", {"backbone": backbone}, dataset=dataset, root=None if root is None else str(root), seed=seed,
-        device=device, network_from=str(backbone_from), feature_cache=None if cache is None else str(cache),
-        allow_leak=allow_leak,
+        "ncm", {} if features else {"backbone": backbone}, dataset=dataset, options=options,
+        root=None if root is None else str(root), seed=seed, device=device, engine=engine,
+        network_from=None if backbone_from is None else str(backbone_from),
+        feature_cache=None if cache is None else str(cache), allow_leak=allow_leak,
     )  # fmt: skip
     partitions = partition or ["60+4x10"]
     with shown_progress():

@@ -38,6 +38,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "mini_imagenet": _Lazy("mini_imagenet"),
     "core50": _Lazy("core50"),
     "folder": _Lazy("folder"),
+    "embeddings": _Lazy("embeddings"),
 }
 
 

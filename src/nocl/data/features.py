@@ -1,9 +1,10 @@
 """Features of a whole data set, computed once by one network and kept as memory-mapped files.
 
 A :class:`FeatureData` is a data set whose rows are features in place of images, so that streams cut and shuffle it
-as they do images. The cache is keyed by the network file's content, the data's content (which includes the images'
-size) and everything that says which features are taken: the kind of network, its stages and the engine that runs it.
-Features of another network or of other pixels can never be mixed up.
+as they do images. The network is a file, or by the word ``pretrained`` the one whose weights belong to its name. The
+cache is keyed by the weights' content, the data's content (which includes the images' size) and everything that says
+which features are taken: the kind of network, its stages and the engine that runs it. Features of another network or
+of other pixels can never be mixed up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,10 +21,10 @@ from numpy.typing import NDArray
 from nocl import nets
 from nocl.data.images import Dataset, ImageSet
 from nocl.nets.engine import engine_named
-from nocl.plumbing.files import digest, file_digest, read_tensors, write_atomically, write_json
+from nocl.plumbing.files import digest, read_tensors, write_atomically, write_json
 from nocl.plumbing.progress import track
 from nocl.plumbing.types import JSON
-from nocl.pretrain import load_weights
+from nocl.pretrain import load_given
 
 ROWS_AT_ONCE = 250
 ABOUT = "about.json"
@@ -62,15 +63,17 @@ def default_cache() -> Path:
     return platformdirs.user_cache_path("nocl") / "features"
 
 
-def trained_classes(checkpoint: Path) -> tuple[int, ...] | None:
+def trained_classes(network: Path) -> tuple[int, ...] | None:
     """The labels a network file says it was trained on, in their order; None if it does not say."""
-    found = read_tensors(checkpoint)[1].get("classes")
+    if str(network) == nets.PRETRAINED:
+        return None
+    found = read_tensors(network)[1].get("classes")
     return tuple(cast("list[int]", found)) if isinstance(found, list) else None
 
 
 def extract(
     data: Dataset,
-    checkpoint: Path,
+    weights: Path,
     *,
     cache: Path | None = None,
     backbone: str = "reduced_resnet18",
@@ -78,9 +81,14 @@ def extract(
     device: str = "cpu",
     engine: str = "torch",
 ) -> FeatureData:
-    """The features of all train and test images, from the cache or computed into it by one process at a time."""
+    """The features of all train and test images, from the cache or computed into it by one process at a time.
+
+    ``weights`` is the network's file, or ``pretrained``.
+    """
+    network = nets.build(backbone).eval()
+    origin = load_given(network, weights, backbone)
     key: dict[str, JSON] = {
-        "sha256": file_digest(checkpoint),
+        "sha256": origin["sha256"],
         "fingerprint": data.fingerprint,
         "backbone": backbone,
         "stages": None if stages is None else list(stages),
@@ -92,8 +100,8 @@ def extract(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock"):
             if not (folder / ABOUT).exists():
-                _compute(folder, data, checkpoint, backbone, stages, device, engine)
-                write_json(folder / ABOUT, {**key, "weights": checkpoint.name})
+                _compute(folder, data, network.to(device), stages, engine)
+                write_json(folder / ABOUT, {**key, "weights": origin["weights"]})
     return FeatureData(
         data.name,
         _mapped(folder / "train.npy", data.train),
@@ -102,19 +110,14 @@ def extract(
         data.options,
         source=data,
         origin={
-            "weights": checkpoint.name, "sha256": key["sha256"], "stages": key["stages"],
+            **origin, "stages": key["stages"],
             **({} if backbone == "reduced_resnet18" else {"backbone": backbone}),
             **({} if engine == "torch" else {"engine": engine}),
         },
     )  # fmt: skip
 
 
-def _compute(
-    folder: Path, data: Dataset, checkpoint: Path, backbone: str, stages: Sequence[int] | None, device: str, engine: str
-) -> None:
-    network = nets.build(backbone).eval()
-    load_weights(network, checkpoint)
-    network.to(device)
+def _compute(folder: Path, data: Dataset, network: nets.Backbone, stages: Sequence[int] | None, engine: str) -> None:
     runner, side = engine_named(engine), data.image_size
     dim = network.feature_dim(side, stages)
     for name, images in (("train", data.train), ("test", data.test)):

@@ -31,6 +31,11 @@ class Vectors:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def names(self) -> NDArray[np.str_]:
+        """The class name of each row [n]: the ``y`` of an estimator."""
+        return np.array(self.class_names, dtype=np.str_)[self.labels]
+
 
 def read_vectors(path: Path) -> Vectors:
     """Open an embeddings file; the vectors themselves are read when they are used."""

@@ -1,7 +1,8 @@
 """Many methods, partitions and class orders on identical features of one network.
 
-Features come from one network file and are computed once; every run is an ordinary :class:`Job` on them. So
-differences between methods cannot come from the network, and a run costs what the method costs.
+Features come from one network and are computed once, or from a file of embeddings; every run is an ordinary
+:class:`Job` on them. So differences between methods cannot come from the network, and a run costs what the method
+costs.
 
 A method that wants a projection or heads beside the network (DSR, NCM behind a projection) has them trained on the
 stored features of the base classes: ``recipe.head_epochs`` over the one view each feature is of, see
@@ -15,7 +16,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from nocl.data.features import extract
+from nocl.data.features import FeatureData, extract
 from nocl.experiments.job import Job, parse_settings
 from nocl.experiments.linear_probe import PROBE, joint_probe
 from nocl.results import RunResult
@@ -56,10 +57,7 @@ def jobs_of(methods: Sequence[str], like: Job, partitions: Sequence[str], orders
 
 def bound(like: Job, path: Path) -> RunResult:
     """The joint linear probe of the last stage's features, from an earlier time if it is in that file."""
-    assert like.network_from is not None
-    cache = None if like.feature_cache is None else Path(like.feature_cache)
-    backbone = str(like.params.get("backbone", "reduced_resnet18"))
-    features = extract(like.images(), Path(like.network_from), cache=cache, backbone=backbone, device=like.device)
+    features = _last_stage(like)
     if path.exists():
         found = RunResult.load(path)
         if (found.method, found.stream.get("features")) == (PROBE, features.origin):
@@ -67,3 +65,15 @@ def bound(like: Job, path: Path) -> RunResult:
     found = joint_probe(features, seed=like.seed)
     found.save(path)
     return found
+
+
+def _last_stage(like: Job) -> FeatureData:
+    images = like.images()
+    if isinstance(images, FeatureData):
+        return images
+    assert like.network_from is not None
+    cache = None if like.feature_cache is None else Path(like.feature_cache)
+    backbone = str(like.params.get("backbone", "reduced_resnet18"))
+    return extract(
+        images, Path(like.network_from), cache=cache, backbone=backbone, device=like.device, engine=like.engine
+    )

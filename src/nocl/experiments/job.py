@@ -5,20 +5,21 @@ Every command describes its runs this way and performs them by :meth:`Job.run`: 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self, TypeGuard
 
 from nocl import data
-from nocl.data.features import extract, trained_classes
+from nocl.data import embeddings
+from nocl.data.features import FeatureData, extract, trained_classes
 from nocl.experiments.base_copy import base_only
 from nocl.experiments.on_network import stream_on_network
 from nocl.learner import FrozenLearner, Learner
 from nocl.methods import METHODS, make
 from nocl.nets.engine import engine_named
 from nocl.plumbing.files import digest, file_digest, write_json
-from nocl.plumbing.parameters import check_values
+from nocl.plumbing.parameters import check_values, parameters_of
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
 from nocl.pretrain import trains_on_features
@@ -41,11 +42,12 @@ _UNSET: dict[str, JSON] = {  # left out where they have this value, so that runs
 class Job:
     """A method on a stream.
 
-    ``network_from`` names a network's file. Its classes stay the base classes, so that ``order_seed`` permutes the
-    classes that follow, and no network is trained: methods on a frozen network run on features that are computed once
-    and kept, the others get the network as their weights. Classes of that network that would come as novel ones are
-    refused unless ``allow_leak``, and results say how many they are. ``copy_partition`` runs on the small copy of the
-    problem that is made of the base classes' training images alone, for choosing parameters.
+    ``network_from`` names a network's file, or is ``pretrained`` for the weights that belong to the backbone's name.
+    Its classes stay the base classes, so that ``order_seed`` permutes the classes that follow, and no network is
+    trained: methods on a frozen network run on features that are computed once and kept, the others get the network as
+    their weights. Classes of that network that would come as novel ones are refused unless ``allow_leak``, and results
+    say how many they are. The data set ``embeddings`` is such features already. ``copy_partition`` runs on the small
+    copy of the problem that is made of the base classes' training images alone, for choosing parameters.
 
     ``root``, ``feature_cache`` and ``device`` say where data lie and where to compute. They are not identity.
     """
@@ -82,6 +84,8 @@ class Job:
             raise ValueError(f"arrivals={self.arrivals!r}: only a stream by partition knows given networks and tuning")
         if self.network_from is not None and self.chosen().get("weights"):
             raise ValueError("a run takes its network from one file: give network_from or the parameter weights")
+        if self._on_vectors() and (self.network_from or self.copy_partition or self.chosen().get("weights")):
+            raise ValueError("embeddings are features already: give no network for them, and tune on images instead")
         if self.copy_partition is not None and (self.network_from or self.chosen().get("weights")):
             raise ValueError(
                 "a given network has seen the classes that tuning holds out as novel: leave --backbone-from out, "
@@ -113,6 +117,11 @@ class Job:
                 images, self.arrivals, order_seed=self._order(), seed=self.seed, batch_size=self.batch_size,
                 base_batch_size=self.base_batch_size,
             )  # fmt: skip
+        if isinstance(images, FeatureData):
+            learner = self._on_images(images.image_size)
+            if not takes_features(learner):
+                raise TypeError(f"{self.method} as it is set needs images, not embeddings of them; try rda")
+            return self._cut_on((), images, rows_at_once=self._rows_at_once(learner))
         if self.network_from is None:
             stream = self._cut(images, self.partition)
             if self.copy_partition is None:
@@ -122,14 +131,14 @@ class Job:
         network = Path(self.network_from)
         learner = self._on_images(images.image_size)
         if not takes_features(learner):
-            return self._cut_on(network, images)
+            return self._cut_on(trained_classes(network) or (), images)
         cache = None if self.feature_cache is None else Path(self.feature_cache)
         features = extract(
             images, network, cache=cache, backbone=learner.backbone, stages=learner.stages, device=self.device,
             engine=self.engine,
         )  # fmt: skip
-        rows = None if learner.depends_on_batching else max(self.batch_size, FEATURES_AT_ONCE)
-        return self._cut_on(network, features, allow_leak=self.allow_leak, rows_at_once=rows)
+        known = trained_classes(network) or ()
+        return self._cut_on(known, features, allow_leak=self.allow_leak, rows_at_once=self._rows_at_once(learner))
 
     def images(self) -> data.Dataset:
         """The data set."""
@@ -138,9 +147,11 @@ class Job:
     def check_order(self) -> None:
         """Refuse a given network whose classes this stream would bring as novel ones, before anything is computed."""
         images = self.images()
-        if self.network_from is not None:
+        if isinstance(images, FeatureData):
+            self._cut_on((), images)
+        elif self.network_from is not None:
             allowed = self.allow_leak and self.on_features()
-            self._cut_on(Path(self.network_from), images, allow_leak=allowed)
+            self._cut_on(trained_classes(Path(self.network_from)) or (), images, allow_leak=allowed)
 
     def learner(self, image_size: int, novel: int = 0) -> Learner:
         """The learner, for images of that size or for their features, and for so many novel classes (0: not known)."""
@@ -153,7 +164,7 @@ class Job:
 
     def on_features(self) -> bool:
         """Whether the run needs no more of the images than the features of the given network."""
-        return self.network_from is not None and takes_features(self._on_images(32))
+        return (self.network_from is not None or self._on_vectors()) and takes_features(self._on_images(32))
 
     def chosen(self) -> dict[str, JSON]:
         """Parameters that are not the method's defaults. What the user set stands over the preset."""
@@ -176,6 +187,9 @@ class Job:
         }
         if self.network_from is not None:
             identity["network_from"] = _content(self.network_from)
+        if self._on_vectors():
+            held = {name: _content(str(self.options[name])) for name in embeddings.FILES if self.options.get(name)}
+            identity["options"] = {**self.options, **held}
         if isinstance(weights := self.params.get("weights"), str):
             identity["params"] = {**self.params, "weights": _content(weights)}
         return digest(identity)
@@ -215,7 +229,23 @@ class Job:
     def _arguments(self, image_size: int, novel: int = 0) -> dict[str, JSON]:
         announced = by_name(self.method, METHODS, "method").novel_classes
         follows: dict[str, JSON] = {announced: novel} if announced and novel else {}
-        return {"image_size": image_size, "seed": self.seed, **follows, **self.chosen()}
+        return {"image_size": image_size, "seed": self.seed, **follows, **self._for_vectors(), **self.chosen()}
+
+    def _on_vectors(self) -> bool:
+        return self.dataset == embeddings.NAME
+
+    def _for_vectors(self) -> dict[str, JSON]:
+        """What embeddings ask of a learner: their length, and a power of 1 where values below 0 allow no other."""
+        rows = self.images() if self._on_vectors() else None
+        if not isinstance(rows, embeddings.Embeddings):
+            return {}
+        takes_power = "power" in parameters_of(by_name(self.method, METHODS, "method"))
+        power: dict[str, JSON] = {"power": 1.0} if takes_power and rows.has_negative else {}
+        return {"backbone": f"features:{rows.feature_dim}", **power}
+
+    def _rows_at_once(self, learner: Learner) -> int | None:
+        free = isinstance(learner, FrozenLearner) and not learner.depends_on_batching
+        return max(self.batch_size, FEATURES_AT_ONCE) if free else None
 
     def _cut(self, images: data.Dataset, partition: str) -> Stream:
         return class_incremental(
@@ -227,11 +257,11 @@ class Job:
         )
 
     def _cut_on(
-        self, network: Path, images: data.Dataset, *, allow_leak: bool = False, rows_at_once: int | None = None
+        self, known: Sequence[int], images: data.Dataset, *, allow_leak: bool = False, rows_at_once: int | None = None
     ) -> Stream:
         return stream_on_network(
             images,
-            trained_classes(network) or (),
+            known,
             partition=self.partition,
             batch_size=self.batch_size,
             base_batch_size=self.base_batch_size,

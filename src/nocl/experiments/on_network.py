@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nocl.data import Dataset
-from nocl.experiments.report.summary import LEAK, UNTRAINED
+from nocl.experiments.report.summary import LEAK, SILENT, UNTRAINED
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
@@ -54,6 +54,8 @@ def stream_on_network(
         LEAK: leaked,
         UNTRAINED: len(set(blocks[0]) - known),
     }
+    if not network_classes:
+        about[SILENT] = True
     if rows_at_once is not None:
         about["rows_at_once"] = rows_at_once
     return Stream(

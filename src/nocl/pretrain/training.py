@@ -116,7 +116,7 @@ def _heads_of_stored(
     return Trained(objective, {**origin, "key": digest(key), "recipe": wanted, "heads": ON_FEATURES}, losses)
 
 
-def load_given(network: Backbone, weights: Path, name: str, *, allowed: set[int]) -> dict[str, JSON]:
+def load_given(network: Backbone, weights: Path, name: str, *, allowed: set[int] | None = None) -> dict[str, JSON]:
     """Load a network from a file, or by the word ``pretrained`` the weights that belong to its name."""
     if str(weights) != PRETRAINED:
         return load_weights(network, weights, allowed=allowed)

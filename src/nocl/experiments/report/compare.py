@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from nocl.experiments.report.summary import LEAK, UNTRAINED, Summary, draws, summarise
+from nocl.experiments.report.summary import LEAK, SILENT, UNTRAINED, Summary, draws, summarise
 from nocl.experiments.report.tables import (
     MISSING,
     Table,
@@ -57,6 +57,7 @@ def comparison_numbers(results: Sequence[RunResult], bound: RunResult | None = N
                 "features": first.stream.get("features"),
                 LEAK: first.stream.get(LEAK),
                 UNTRAINED: first.stream.get(UNTRAINED),
+                SILENT: bool(first.stream.get(SILENT)),
                 "params": {name: value for name, value in first.params.items() if name != "weights"},
                 "orders": [run.stream["order_seed"] for run in row.runs],
                 "acc": [run.acc for run in row.runs],
@@ -118,4 +119,6 @@ def _marks(stream: dict[str, JSON]) -> list[str]:
         marks.append(f"LEAK: the network was trained on {leaked} of the classes that come here as novel")
     if untrained := stream.get(UNTRAINED):
         marks.append(f"the network was not trained on {untrained} of the base classes")
+    if stream.get(SILENT):
+        marks.append("transfer: what the network was trained on is not known here and may overlap with these classes")
     return marks

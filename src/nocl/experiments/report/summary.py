@@ -19,6 +19,7 @@ from nocl.results import RunResult
 ORDER_KEYS = frozenset({"seed", "order_seed", "order", "class_order", "classes", "sessions", "session_classes"})
 SPEED_KEYS = frozenset({"rows_at_once"})
 LEAK, UNTRAINED = "novel_classes_in_network", "base_classes_not_in_network"
+SILENT = "network_classes_unknown"  # True where nobody says what the network was trained on
 NO_SPREAD = 1e-3  # of the mean: an interval of orders that is narrower is rounding, not an interval
 BASE_KEYS = ("recipe", "epochs")
 
