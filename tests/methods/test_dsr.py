@@ -145,7 +145,7 @@ def test_b4_state_goes_by_class_in_whatever_order_classes_come() -> None:
 
 
 def test_b6_a_dead_unit_has_the_floor_as_its_std() -> None:
-    learner: DSR = on_features(DSR, D, dim=HIGH, power=1.0, std_floor=1e-4, recipe={"head_epochs": 0})
+    learner: DSR = on_features(DSR, D, dim=HIGH, power=1.0, recipe={"head_epochs": 0})
     learner.fit_base_features([(torch.zeros(5, D), torch.zeros(5, dtype=torch.int64))])
     v, _ = learner.sample(4000, 0)
     assert v.std().item() == pytest.approx(1e-4, rel=0.05)

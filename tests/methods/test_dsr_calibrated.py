@@ -16,9 +16,7 @@ from tests.support.feature_nets import blobs, feed, on_features
 
 
 def test_shrunk_covariance_is_that_of_rda() -> None:
-    learner = taught(
-        4, 2, cls=DSRCalibrated, covariance="shrunk", power=1.0, prior=2.0, ridge=0.01, std_floor=1e-6, end=False
-    )
+    learner = taught(4, 2, cls=DSRCalibrated, covariance="shrunk", power=1.0, prior=2.0, ridge=0.01, end=False)
     rival: RDA = on_features(RDA, D, stages=None, power=1.0, prior=2.0, ridge=0.01)
     z, y = blobs(6, 12, D)
     rival.learn(z.float(), y)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from nocl.learner import FrozenLearner, Learner, UnsupportedError
-from nocl.methods import METHODS, make, name_of
+from nocl.methods import METHODS, name_of, remake
 from nocl.methods._saving import load_with_extra, save
 from nocl.nets.stored import PREFIX
 from nocl.plumbing.files import DamagedFileError
@@ -111,7 +111,7 @@ class VectorLearner:
         return {"labels": self.labels, "temperature": self.temperature, "arrays": arrays, **about}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        learner = make(state["method"], **state["params"])
+        learner = remake(state["method"], state["params"])
         learner.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in state["arrays"].items()})
         self._take(learner.eval().to(state["device"]), state)
 

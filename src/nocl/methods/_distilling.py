@@ -1,12 +1,13 @@
-"""What PASS and SSRE share: they go on training the network online, held back by its previous self and by class means.
+"""What PASS and SSRE share: they train the network during the stream, regularised by its previous copy and class means.
 
-A copy of the network is made when a session ends; until the next end it says where features were. Of each class the
-mean feature is kept, and the head is reminded of old classes by means instead of images. Adam begins anew with each
-session.
+When a session ends, the network is copied. In the next session a loss term keeps new features near those of the copy
+(distillation). The mean feature of each class is stored, and old classes are trained from these means instead of from
+images. Adam starts again in each session.
 
-The codes compute the means of new classes by a second pass after the session. With one pass there is none, so the
-features are averaged as they come: each batch, without augmentation and in evaluation mode, by the network as it is
-after its step. The mean is therefore of features of a network on the move, and lags behind the last one.
+The reference codes compute the means of new classes in a second pass after the session. A stream allows one pass only,
+so here features are averaged during the session: each batch, without augmentation and in evaluation mode, by the
+network after its training step. The network changes meanwhile, so the mean differs a little from that of the final
+network.
 """
 
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from nocl.learner import Common, Learner
 from nocl.methods._adam import Adam
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
+from nocl.plumbing.parameters import NonNegative, Positive
 from nocl.plumbing.progress import track
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Objective, Recipe, Trained
@@ -52,7 +54,7 @@ class SharpCrossEntropy(Objective):
 
 
 class RotatedCrossEntropy(SharpCrossEntropy):
-    """The same over the joint labels 4y + k of images turned k quarters."""
+    """Cross-entropy over the joint labels 4y + k of images rotated by k quarter turns."""
 
     rows = 4
 
@@ -60,24 +62,54 @@ class RotatedCrossEntropy(SharpCrossEntropy):
         return rotated(x), rotation_labels(y)
 
 
+class DistillingParameters(Common, total=False):
+    """The parameters of PASS and SSRE that have the same default in both."""
+
+    lr: float
+    tau: float
+    weight_proto: float
+    augment: str
+    answer: Literal["linear", "mean"]
+
+
 class DistillingLearner(Learner):
-    """Base class of PASS and SSRE. Not a method itself. Subclasses give ``loss`` and ``learning_parameters``."""
+    """Base class of PASS and SSRE. Not a method itself. Subclasses give ``loss`` and ``learning_parameters``.
+
+    Parameters
+    ----------
+    weight_decay
+        Weight decay of Adam, 0 or more.
+    weight_kd
+        Weight of the loss term that keeps features near those of the previous network, 0 or more.
+    lr
+        Learning rate of Adam, above 0; 0.001 in both codes.
+    tau
+        Temperature of every cross-entropy, above 0; 0.1 in both codes.
+    weight_proto
+        Weight of the loss term of the old classes' means, 0 or more; 10 in both codes.
+    augment
+        Augmentation of new images, by name: see :class:`nocl.pretrain.augment.Augment`.
+    answer
+        ``linear``: predict with the head; ``mean``: predict the nearest class mean.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     uses_boundaries = True
-    needs_base = "it keeps old classes, and begins with those of the base session"
-    rows = 1  # of the head for each class; the first of them answers
+    needs_base = "it distils from the network of the base session"
+    rows = 1  # of the head for each class; predictions use the first of them
     known_: Tensor  # int64 [], how many classes the previous network knows
 
     def __init__(
         self,
         *,
-        lr: float,
-        weight_decay: float,
-        tau: float,
-        weight_kd: float,
-        weight_proto: float,
-        augment: str,
-        answer: Literal["linear", "mean"],
+        weight_decay: NonNegative,
+        weight_kd: NonNegative,
+        lr: Positive = 0.001,
+        tau: Positive = 0.1,
+        weight_proto: NonNegative = 10.0,
+        augment: str = "bright_crop_flip",
+        answer: Literal["linear", "mean"] = "linear",
         **common: Unpack[Common],
     ) -> None:
         super().__init__(**common)
@@ -98,16 +130,16 @@ class DistillingLearner(Learner):
         raise NotImplementedError
 
     def learning_parameters(self) -> dict[str, Tensor]:
-        """What a step moves."""
+        """The parameters that a step changes."""
         raise NotImplementedError
 
     def encode(self, x: Tensor) -> Tensor:
-        """Features [B, d] of prepared images by the network as it is now."""
+        """Features [B, d] of prepared images by the current network."""
         z: Tensor = self.network(x)
         return z
 
     def set_training(self, training: bool) -> None:
-        """Batch normalisation learns from what comes, except in the previous network."""
+        """Training or evaluation mode; the previous network is always in evaluation mode."""
         self.train(training)
         self.previous.eval()
 
@@ -128,7 +160,7 @@ class DistillingLearner(Learner):
             self.stats.update(self.features(x), self.columns(y))
 
     def end_session(self) -> None:
-        """The network as it is now becomes the previous one; the session's mean terms go into the log."""
+        """Copy the network to the previous one; log the session's mean loss terms."""
         for name, value in self._sums.items():
             curve = self.log_.setdefault(name, [])
             assert isinstance(curve, list)
@@ -159,13 +191,13 @@ class DistillingLearner(Learner):
     keeps_spread = False
 
     def note(self, **values: Tensor) -> None:
-        """Remember a step's terms as they enter the loss. A session's means of them are logged when it ends."""
+        """Add up a step's loss terms. Their means over a session are logged when it ends."""
         self._steps += 1
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value.detach()
 
     def picks(self, n: int) -> Tensor:
-        """``n`` old classes at random [n]."""
+        """``n`` random old classes [n]."""
         return torch.randint(int(self.known_), (n,), generator=self.draw).to(self.device)
 
     def reminder(self, pseudo: Tensor, picked: Tensor) -> Tensor:
@@ -176,7 +208,7 @@ class DistillingLearner(Learner):
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """Features [B, d] of images as they are, in evaluation mode."""
+        """Features [B, d] of images without augmentation, in evaluation mode."""
         self.eval()
         return self.encode(self.prepare(x))
 
@@ -190,7 +222,7 @@ class DistillingLearner(Learner):
 
 
 def rotation_labels(y: Tensor) -> Tensor:
-    """4y + k for k = 0 .. 3, image after image [4 B], as :func:`nocl.pretrain.augment.rotated` orders them.
+    """Labels 4y + k, k = 0 .. 3, of each image in turn [4 B]: the order of :func:`nocl.pretrain.augment.rotated`.
 
     >>> rotation_labels(torch.tensor([0, 5]))
     tensor([ 0,  1,  2,  3, 20, 21, 22, 23])

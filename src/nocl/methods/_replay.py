@@ -1,9 +1,9 @@
-"""What the replay baselines share: a memory of images, one fill after the base session, plain SGD, a linear head.
+"""What the replay methods share: a memory of images, plain SGD, a linear head.
 
-The memory is filled by exactly one pass over the base images after base training, so its counter starts the stream at
-the number of base images. Counting every base epoch, as the code of the paper does on its training path, would leave
-new classes fewer than one slot in a hundred. Online, batch normalisation trains on the batches that come, as in
-the reference codes; with ``freeze_backbone`` the network stays as the base session left it and only heads learn.
+After base training, exactly one pass over the base images fills the memory. When the stream starts, the memory has
+therefore counted each base image once. The paper's code counts every base epoch; new classes would then get fewer than
+one slot in a hundred. During the stream, batch normalisation uses and updates batch statistics, as in the reference
+codes. With ``freeze_backbone`` the network does not change after the base session, and only the heads learn.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,19 +14,42 @@ from torch import Tensor
 
 from nocl.learner import Common, Learner
 from nocl.nets.heads import GrowingLinear
+from nocl.plumbing.parameters import Count, NonNegative
 from nocl.plumbing.progress import track
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import CrossEntropy, Trained
 from nocl.stats.memory import Reservoir
 
-CHECK_PARAMS: dict[str, JSON] = {
-    "memory_size": 60,
-    "lr": 0.02,
-}  # a small memory that overflows, a short stream
+CHECK_PARAMS: dict[str, JSON] = {"memory_size": 60, "lr": 0.02}  # a small memory that overflows, a short stream
+
+
+class MemoryParameters(Common, total=False):
+    """The parameters of every replay method but the learning rate."""
+
+    memory_size: int
+    freeze_backbone: bool
+
+
+class ReplayParameters(MemoryParameters, total=False):
+    """The parameters of a replay method with the learning rate of :class:`ReplayLearner`."""
+
+    lr: float
 
 
 class ReplayLearner(Learner):
-    """Base class of the methods that keep ``memory_size`` images. Not a method itself."""
+    """Base class of the methods that keep ``memory_size`` images. Not a method itself.
+
+    Parameters
+    ----------
+    memory_size
+        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
+    lr
+        Learning rate, 0 or more; 0.1 in the papers of these methods.
+    freeze_backbone
+        Keep the network as it is after the base session and train the heads alone.
+    **common
+        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+    """
 
     stores_exemplars = True
     memory: Reservoir
@@ -34,8 +57,8 @@ class ReplayLearner(Learner):
     def __init__(
         self,
         *,
-        memory_size: int,
-        lr: float,
+        memory_size: Count = 1000,
+        lr: NonNegative = 0.1,
         freeze_backbone: bool = False,
         **common: Unpack[Common],
     ) -> None:
@@ -55,28 +78,28 @@ class ReplayLearner(Learner):
         self.fill(base)
 
     def fill(self, base: Iterable[Batch]) -> None:
-        """The one pass over the base images that the memory sees."""
+        """Offer every base image to the memory, once."""
         for x, y in track(base, "filling the memory"):
             self.memory.update(x, self.columns(y), self.draw)
 
     def take_heads(self, trained: Trained) -> None:
-        """Go on with the heads that the base session trained."""
+        """Copy the heads that the base session trained."""
 
     # --- one step ---------------------------------------------------------------------------------------------
 
     def encode(self, x: Tensor) -> Tensor:
-        """Features [B, d] of prepared images; a frozen network builds no graph."""
+        """Features [B, d] of prepared images; without gradient if the network is frozen."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_backbone):
             z: Tensor = self.network(x)
         return z
 
     def learning_parameters(self) -> dict[str, Tensor]:
-        """What a step moves."""
+        """The parameters that a step changes."""
         frozen = ("network.",) if self.freeze_backbone else ()
         return {name: value for name, value in self.named_parameters() if not name.startswith(frozen)}
 
     def set_training(self, training: bool) -> None:
-        """Batch normalisation learns from what comes, unless the network is frozen."""
+        """Training or evaluation mode; a frozen network is always in evaluation mode."""
         self.train(training)
         if self.freeze_backbone:
             self.network.eval()
@@ -93,17 +116,10 @@ class ReplayLearner(Learner):
 
 
 class ReplayClassifier(ReplayLearner):
-    """A replay method that answers by a linear head with one row a class."""
+    """A replay method that predicts with a linear head, one row for each class."""
 
-    def __init__(
-        self,
-        *,
-        memory_size: int,
-        lr: float,
-        freeze_backbone: bool = False,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
+    def __init__(self, **common: Unpack[ReplayParameters]) -> None:
+        super().__init__(**common)
         self.head = GrowingLinear(self.feature_dim)
 
     def grow(self, n: int) -> None:
@@ -126,11 +142,11 @@ class ReplayClassifier(ReplayLearner):
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Two gradients summed by name."""
+    """The sum of two gradients, name by name."""
     return {name: value + b[name] for name, value in a.items()}
 
 
 def check_replay(replay_batch: int, candidates: int) -> None:
-    """Refuse a replay batch that takes all candidates: choosing would be replay at random."""
+    """Refuse a replay batch larger than the number of candidates: then nothing would be chosen."""
     if replay_batch > candidates:
         raise ValueError(f"replay_batch must be at most candidates, {candidates}, not {replay_batch}")

@@ -1,14 +1,15 @@
 """ASER: adversarial Shapley value experience replay (Shim et al., AAAI 2021).
 
-What a stored image is worth to a k-nearest-neighbour vote in feature space is its Shapley value. Worth replaying is
-what supports the memory's classes (cooperative) yet lies among the new batch's other classes (adversarial):
+The Shapley value of a stored image is its contribution to a k-nearest-neighbour classification in feature space. An
+image is replayed if it helps to classify the memory (cooperative) and lies near new images of other classes
+(adversarial):
 
-    retrieve  A = SV(points = new batch, candidates = n images a class)
-              C = SV(points = n other images a class, same candidates)
+    retrieve  A = SV(points = new batch, candidates = n images of each class)
+              C = SV(points = n other images of each class, same candidates)
               replay the 10 candidates with the highest  mean_rows(C) - mean_rows(A)      (``asvm``)
     train     one SGD step on the cross-entropy of [memory; new], one mean over both
-    update    free slots first; then points = n images a class and the new ones of minority classes, candidates =
-              n K random stored images and the new ones; those with the largest summed value stay
+    update    free slots first; then points = n images of each class and the new ones of minority classes,
+              candidates = n K random stored images and the new ones; those with the largest summed value stay
 
 A class is a minority if its share of the memory is below u, with u uniform in [0, 1 / K] for each batch. K is the
 number of classes met. Features are taken in eval mode, 64 images at a time.
@@ -19,8 +20,8 @@ Differences from the reference code (RaptorMai/online-continual-learning, utils/
 * K counts classes met, not those of the data set, which a learner cannot know.
 * ``n_per_class`` is a whole number; the code truncates 1.5 to 1 in one place and uses 1.5 in another.
 * The code also takes gradients of both batches apart and discards them; we train once.
-* A memory of ``n_per_class`` images a class or fewer leaves no candidates to compete; it is kept as a reservoir.
-* The base session fills the memory as a plain reservoir: the update's idea of a minority assumes a stream.
+* A memory with at most ``n_per_class`` images of each class has no candidates left; it is then updated as a reservoir.
+* The base session fills the memory as a plain reservoir, because the definition of a minority assumes a stream.
 """
 
 from typing import Literal, Unpack
@@ -29,9 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import Common
-from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier
-from nocl.plumbing.parameters import Count, NonNegative
+from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, ReplayParameters
+from nocl.plumbing.parameters import Count
 from nocl.stats.memory import gradients, highest
 
 _AT_ONCE = 64  # images through the network for features
@@ -42,10 +42,6 @@ class ASER(ReplayClassifier):
 
     Parameters
     ----------
-    memory_size
-        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
-    lr
-        Learning rate, 0 or more; 0.1 in the paper.
     replay_batch
         Images replayed with each batch, 1 or more; 10 in the paper.
     neighbours
@@ -54,10 +50,10 @@ class ASER(ReplayClassifier):
         Images of each class that compete, 1 or more; 2 in the paper.
     score
         ``asvm`` (means, the paper's), ``asv`` (extremes) or ``neg_sv`` (the new batch alone).
-    freeze_backbone
-        Keep the network as the base session left it and train the head alone.
     **common
-        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+        ``memory_size`` (images kept, 1 or more), ``lr`` (learning rate, 0 or more), ``freeze_backbone`` (train the
+        heads alone): see :class:`~nocl.methods._replay.ReplayLearner`. ``backbone``, ``weights``, ``recipe``,
+        ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
     check_params = CHECK_PARAMS
@@ -65,16 +61,13 @@ class ASER(ReplayClassifier):
     def __init__(
         self,
         *,
-        memory_size: Count = 1000,
-        lr: NonNegative = 0.1,
         replay_batch: Count = 10,
         neighbours: Count = 3,
         n_per_class: Count = 2,
         score: Literal["asvm", "asv", "neg_sv"] = "asvm",
-        freeze_backbone: bool = False,
-        **common: Unpack[Common],
+        **common: Unpack[ReplayParameters],
     ) -> None:
-        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
+        super().__init__(**common)
         self.replay_batch, self.neighbours = replay_batch, neighbours
         self.n_per_class, self.score = n_per_class, score
 
@@ -88,13 +81,13 @@ class ASER(ReplayClassifier):
         self.eval()
 
     def retrieve(self, new: Tensor, columns: Tensor) -> Tensor:
-        """Slots to replay: random while every image still has a place, by Shapley value afterwards."""
+        """Slots to replay: random until the memory is full, then by Shapley value."""
         if int(self.memory.seen) <= self.memory_size:
             return self.memory.random(self.replay_batch, self.draw)
         candidates = self.memory.balanced(self.n_per_class, self.draw)
         others = self.memory.balanced(self.n_per_class, self.draw, avoid=candidates)
         if not len(others):
-            others = candidates  # one image a class: it is all the memory there is to vote on
+            others = candidates  # one image of each class: there are no others
         z, labels = self.stored_features(candidates), self.memory.columns[candidates]
         adversarial = knn_shapley(self.features(new), columns, z, labels, self.neighbours)
         cooperative = adversarial
@@ -113,7 +106,7 @@ class ASER(ReplayClassifier):
             return
         points = self.memory.balanced(self.n_per_class, self.draw)
         candidates = self.memory.random(self.n_per_class * len(self.classes_), self.draw, avoid=points)
-        if not len(candidates):  # the memory holds no more than the points that judge it
+        if not len(candidates):  # every stored image is a point already
             self.memory.update(x, columns, self.draw)
             return
         new = self.features(self.prepare(x))
@@ -130,7 +123,7 @@ class ASER(ReplayClassifier):
         self.memory.seen += len(columns)
 
     def is_minority(self, columns: Tensor) -> Tensor:
-        """Whose class has a smaller share of the memory than a threshold drawn for this batch, bool [B]."""
+        """True where the class has a smaller share of the memory than a random threshold, bool [B]."""
         threshold = torch.rand((), generator=self.draw).to(self.device) / len(self.classes_)
         share = self.memory.counts(len(self.classes_)) / max(1, len(self.memory))
         return share[columns] < threshold
@@ -146,7 +139,7 @@ class ASER(ReplayClassifier):
 
 
 def knn_shapley(z: Tensor, y: Tensor, candidates: Tensor, labels: Tensor, k: int) -> Tensor:
-    """What each candidate [n, d] is worth to a k-nearest-neighbour vote on each point [m, d]: Shapley values [m, n].
+    """Shapley values [m, n] of each candidate [n, d] in the k-nearest-neighbour classification of each point [m, d].
 
     With candidates in order of distance and e_i = 1 where the label matches, s_n = e_n min(k, n) / (n k) and
     s_i = s_{i+1} + (e_i - e_{i+1}) min(k, i) / (i k). Rows sum to (matches among the k nearest) / k.

@@ -19,7 +19,8 @@ Where this differs from the published code (huofushuo/NO-CL), and why:
 
 * State is kept by class column in the learner, never in a shared file. Base rows are never written, so base prototypes
   stay the same bits. Every sample counts. The network runs once for each image, in evaluation mode throughout.
-* Sample counts are explicit for base and novel classes. Stds have a floor, because a dead unit has none. The 0.05 that
+* Sample counts are explicit for base and novel classes. Standard
+  deviations have a floor, because a unit that is always 0 has none. The 0.05 that
   the code adds to the stds of base classes is ``base_std_extra``, 0 unless asked for (preset ``official``).
 * One novel class has no novel-novel pair: the term is left out instead of 0 / 0.
 * The code recomputes prototypes through the aligned projection but never stores them, by an oversight that its
@@ -44,18 +45,20 @@ from torch import Tensor
 
 from nocl.learner import Common, FrozenLearner
 from nocl.nets.projection import Projection
-from nocl.plumbing.parameters import Count, Fraction, Natural, NonNegative, Positive, Range
+from nocl.plumbing.parameters import Count, Fraction, Natural, NonNegative, Range
 from nocl.plumbing.seeding import seed_from
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Objective, Recipe, Strategy, Trained, heads_on_features
 from nocl.stats.class_stats import ClassStats, tukey
 
 Phi = Literal["exp", "doubleexp"]
+INNER_MOMENTUM = 0.9  # Nesterov's, of the lower level, as in the code
+STD_FLOOR = 1e-4  # smallest standard deviation of a drawn feature
 NEEDS_PROJECTION = "DSR needs an objective that trains its projection (ce or sc, +ssl, +da), not {!r}"
 
 
 class DSR(FrozenLearner):
-    """Two prototypes a class: refine the high-dimensional ones, align the projection with sampled features.
+    """Two prototypes for each class: refine the high-dimensional ones, align the projection with sampled features.
 
     Parameters
     ----------
@@ -77,8 +80,6 @@ class DSR(FrozenLearner):
         Steps of the lower level, 0 or more; 5 in the code.
     inner_lr
         Learning rate of the lower level, 0 or more; 0.01 in the code.
-    inner_momentum
-        Nesterov momentum of the lower level, from 0 to 1; 0.9 in the code.
     rho
         Fraction by which refined prototypes replace the old ones, from 0 to 1; 0.01 in the code.
     phi
@@ -87,8 +88,6 @@ class DSR(FrozenLearner):
         Switches the upper level.
     outer_lr
         Learning rate of the upper level, 0 or more; 0.01 in the code.
-    std_floor
-        Smallest standard deviation of a drawn feature, above 0.
     base_std_extra
         Added to the standard deviations of base classes, 0 or more; 0.05 in the code.
     refine_every
@@ -105,7 +104,7 @@ class DSR(FrozenLearner):
         "paper": {"rho": 1.0, "phi": "doubleexp", "inner_lr": 0.1},  # of 0.1, 1, 10 the best on base classes alone
     }
     retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {
-        "phi_scale": 4.0, "deviation": 0.0, "clip_negative": False,
+        "phi_scale": 4.0, "deviation": 0.0, "clip_negative": False, "std_floor": 1e-4, "inner_momentum": 0.9,
         "proto_update": "none", "proto_rate": 0.1, "proto_samples": 1000,
         "stages": None, "covariance": "diagonal", "prior": 3.0, "ridge": 0.001,
         "upper": "align", "upper_tau": 0.1, "outer_momentum": 0.0, "outer_clip": 0.0,
@@ -134,12 +133,10 @@ class DSR(FrozenLearner):
         refine: bool = True,
         inner_steps: Natural = 5,
         inner_lr: NonNegative = 0.01,
-        inner_momentum: Fraction = 0.9,
         rho: Fraction = 0.01,
         phi: Phi = "exp",
         align: bool = True,
         outer_lr: NonNegative = 0.01,
-        std_floor: Positive = 1e-4,
         base_std_extra: NonNegative = 0.0,
         refine_every: Natural = 0,
         **common: Unpack[Common],
@@ -147,14 +144,8 @@ class DSR(FrozenLearner):
         super().__init__(**common)
         self.power, self.dim, self.iterations, self.refine_every = power, dim, iterations, refine_every
         self.samples, self.base_samples, self.novel_samples = samples, base_samples, novel_samples
-        self.refine, self.inner_steps, self.inner_lr, self.inner_momentum = (
-            refine,
-            inner_steps,
-            inner_lr,
-            inner_momentum,
-        )
-        self.rho, self.phi, self.align, self.outer_lr = rho, phi, align, outer_lr
-        self.std_floor, self.base_std_extra = std_floor, base_std_extra
+        self.refine, self.inner_steps, self.inner_lr, self.rho, self.phi = refine, inner_steps, inner_lr, rho, phi
+        self.align, self.outer_lr, self.base_std_extra = align, outer_lr, base_std_extra
         self.uses_boundaries = not refine_every  # type: ignore[misc]
         self.full_recipe = self.full_recipe.with_changes({"power": power, "projection": dim})
         self.projection = Projection(self.feature_dim, dim, seed=seed_from(self.seed, "projection")).eval()
@@ -168,7 +159,7 @@ class DSR(FrozenLearner):
         return True
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
-        # a bare objective has trained nothing: only features are at hand
+        # a bare objective has trained nothing: there were only features
         if self.needs_heads() and type(trained.objective) is not Objective:
             self._take_projection(trained.objective)
         super().after_base(trained, base)
@@ -234,8 +225,7 @@ class DSR(FrozenLearner):
     def lower_level(self, base: Tensor, novel: Tensor) -> Tensor:
         """Novel prototypes [N, D] moved towards quasi-orthogonality by the fraction rho."""
         refined = novel.clone().requires_grad_()
-        momentum = self.inner_momentum
-        optimizer = torch.optim.SGD([refined], self.inner_lr, momentum, nesterov=momentum > 0)
+        optimizer = torch.optim.SGD([refined], self.inner_lr, INNER_MOMENTUM, nesterov=True)
         for step in range(self.inner_steps):
             loss = separation(base, refined, self.phi)
             if step == 0:
@@ -283,7 +273,7 @@ class DSR(FrozenLearner):
         """The std of the samples [K, d]."""
         std = self.vanilla.std()
         is_base = torch.arange(len(std), device=std.device) < self.n_base_
-        return (std + self.base_std_extra * is_base.to(std)[:, None]).clamp_min(self.std_floor)
+        return (std + self.base_std_extra * is_base.to(std)[:, None]).clamp_min(STD_FLOOR)
 
     # --- answers ----------------------------------------------------------------------------------------------
 

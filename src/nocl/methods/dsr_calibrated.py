@@ -3,12 +3,13 @@
 Everything else is DSR; see :mod:`nocl.methods.dsr`.
 
 * ``stages`` takes the pooled outputs of several stages, as rda does. The network is that of the usual base session. The
-  base session's own projection knows the last stage only, so theta2 is trained on the features afterwards.
+  projection of the base session takes the last stage only, so theta2 is trained on the features afterwards.
 * ``covariance="shrunk"`` draws v from rda's covariances: each class's own, shrunk to the shared one. ``full`` draws
   from each class's own covariance, ``diagonal`` from the paper's variances.
 * ``upper="contrast"`` replaces A by the cross-entropy of cos(theta2(v), h) / tau over all classes, because alignment
-  asks nothing of the distance to the other classes' prototypes.
-* ``outer_momentum`` and ``outer_clip`` are theta2's: contrast diverges at rates that alignment bears.
+  ignores the distance to the prototypes of other classes.
+* ``outer_momentum`` and ``outer_clip`` are for training theta2: contrast diverges at learning rates at which
+  alignment does not.
 
 The defaults were chosen on base classes alone (docs/methods/dsr.md).
 """
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nocl.learner import Common
-from nocl.methods.dsr import DSR, Phi
+from nocl.methods.dsr import DSR, STD_FLOOR, Phi
 from nocl.plumbing.parameters import Fraction, NonNegative, Positive
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
@@ -43,11 +44,9 @@ class PaperParameters(Common, total=False):
     refine: bool
     inner_steps: int
     inner_lr: float
-    inner_momentum: float
     rho: float
     phi: Phi
     align: bool
-    std_floor: float
     base_std_extra: float
     refine_every: int
 
@@ -77,15 +76,17 @@ class DSRCalibrated(DSR):
         Largest norm of the upper level's gradient, 0 or more (0: no limit).
     **common
         ``power``, ``dim``, ``iterations``, ``samples``, ``base_samples``, ``novel_samples``, ``refine``,
-        ``inner_steps``, ``inner_lr``, ``inner_momentum``, ``rho``, ``phi``, ``align``, ``std_floor``,
-        ``base_std_extra``, ``refine_every``: see :class:`~nocl.methods.dsr.DSR`. ``backbone``, ``weights``, ``recipe``,
-        ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+        ``inner_steps``, ``inner_lr``, ``rho``, ``phi``, ``align``, ``base_std_extra``, ``refine_every``: see
+        :class:`~nocl.methods.dsr.DSR`. ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
+        :class:`~nocl.learner.Learner`.
     """
 
     depths: ClassVar[int] = 3
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}
     retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {
-        name: value for name, value in DSR.retired.items() if name.startswith(("phi", "deviation", "clip", "proto"))
+        name: value
+        for name, value in DSR.retired.items()
+        if name.startswith(("phi", "deviation", "clip", "proto", "std_floor", "inner_momentum"))
     }
 
     def __init__(
@@ -114,7 +115,7 @@ class DSRCalibrated(DSR):
         return self.stages is None  # the base session's projection takes the last stage; others need one of their own
 
     def fit_projection(self, z: Tensor, y: Tensor, recipe: Recipe, curve: str = "base_loss") -> None:
-        if self.stages is not None:  # after a base session on images, whose rotations and mixtures are no more
+        if self.stages is not None:  # trained after the base session, without rotated and mixed images
             recipe, curve = recipe.with_changes({"objective": recipe.objective.partition("+")[0]}), "projection_loss"
         super().fit_projection(z, y, recipe, curve)
 
@@ -150,5 +151,5 @@ class DSRCalibrated(DSR):
             prior = self.prior * self.feature_dim
             covariance = shrink_covariances(self.vanilla.scatter, self.vanilla.count, shared, prior)
             extra = extra + self.ridge * shared.trace() / self.feature_dim
-        shifted = covariance + torch.diag_embed(extra + self.std_floor**2)
+        shifted = covariance + torch.diag_embed(extra + STD_FLOOR**2)
         return linalg.cholesky(shifted, "dsr's class covariances").float()

@@ -1,4 +1,4 @@
-"""DVC: dual view consistency (Gu et al., CVPR 2022). Two views that must agree, and replay by gradient growth.
+"""DVC: dual view consistency (Gu et al., CVPR 2022). Agreement of two views, and replay by gradient growth.
 
 Each image is seen raw and in a heavy view. With logits z, z' of the views and joint logits q = QNet([z; z']),
 
@@ -15,11 +15,11 @@ The preset ``ft`` freezes the backbone: the linear head and QNet alone learn onl
 Differences from the reference code (YananGu/DVC):
 
 * Classifier and QNet have rows for the classes met and grow. The code fixes them at the data set's class count, where
-  the entropy term pushes probability to classes that have not come yet.
+  the entropy term gives probability to classes that have not arrived yet.
 * Every image draws its own heavy view; the code draws one for the whole batch. The heavy view of replayed images is
   drawn after they are chosen, since scores look at the raw view only.
-* Scores are taken in eval mode; the code scores in train mode and so moves the live batch statistics.
-* The base session is the dual-view loss without replay, then one pass fills the memory (see ``replay.py``). With
+* Scores are computed in eval mode; the code computes them in train mode, which changes the network's batch statistics.
+* The base session is the dual-view loss without replay, then one pass fills the memory (see ``_replay.py``). With
   given weights, head and QNet are trained on the frozen network. No run ever writes into a base checkpoint.
 """
 
@@ -30,8 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import Common
-from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
+from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, ReplayParameters, add, check_replay
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear, GrowingPairHead
 from nocl.plumbing.parameters import Count, NonNegative
@@ -46,7 +45,7 @@ _HEAVY = Augment("heavy_jitter")
 
 
 class DualViewObjective(Objective):
-    """Base training by the dual-view loss; owns the head and QNet that the learner goes on with."""
+    """Base training with the dual-view loss, and with the head and QNet that the learner then copies."""
 
     weight = 4.0
 
@@ -70,20 +69,16 @@ class DVC(ReplayClassifier):
 
     Parameters
     ----------
-    memory_size
-        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
-    lr
-        Learning rate, 0 or more; 0.1 in the paper.
     replay_batch
         Images replayed with each batch, 1 or more and at most ``candidates``; 10 in the paper.
     candidates
         Random images of the memory from which they are chosen, 1 or more; 50 in the paper.
     dl_weight
         w, the weight of the distance between the views' predictions, 0 or more; 4 in the paper.
-    freeze_backbone
-        Keep the network as the base session left it and train the heads alone (preset ``ft``).
     **common
-        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+        ``memory_size`` (images kept, 1 or more), ``lr`` (learning rate, 0 or more), ``freeze_backbone`` (train the
+        heads alone): see :class:`~nocl.methods._replay.ReplayLearner`. ``backbone``, ``weights``, ``recipe``,
+        ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
     base_recipe = Recipe(objective="nocl.methods.dvc:DualViewObjective")
@@ -93,15 +88,12 @@ class DVC(ReplayClassifier):
     def __init__(
         self,
         *,
-        memory_size: Count = 1000,
-        lr: NonNegative = 0.1,
         replay_batch: Count = 10,
         candidates: Count = 50,
         dl_weight: NonNegative = 4.0,
-        freeze_backbone: bool = False,
-        **common: Unpack[Common],
+        **common: Unpack[ReplayParameters],
     ) -> None:
-        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
+        super().__init__(**common)
         check_replay(replay_batch, candidates)
         self.replay_batch, self.candidates, self.dl_weight = replay_batch, candidates, dl_weight
         self.qnet = GrowingPairHead(_HIDDEN, self.draw)
@@ -167,9 +159,9 @@ class DualView(NamedTuple):
 def dual_view(raw: Tensor, heavy: Tensor, joint: Tensor, y: Tensor, weight: float) -> DualView:
     """DVC's loss of the logits [N, K] of two views and of both together.
 
-    Cross-entropy of both views; the negative entropy of each kind's average prediction, which being minimised keeps
-    predictions spread over classes; and ``weight`` times the mean absolute difference of each view from the joint
-    prediction. The last two bound the mutual information of the views.
+    Cross-entropy of both views; the negative entropy of each average prediction (minimising it spreads predictions over
+    classes); and ``weight`` times the mean absolute difference of each view from the joint prediction. The last two
+    bound the mutual information of the views.
 
     >>> even = torch.zeros(4, 5)
     >>> dual_view(even, even, even, torch.tensor([0, 1, 2, 3]), weight=4.0)[1:]  # -log 5 and 0

@@ -1,21 +1,22 @@
-"""GDumb: greedy sampler and dumb learner (Prabhu et al., ECCV 2020). The baseline that does not learn online at all.
+"""GDumb: greedy sampler and dumb learner (Prabhu et al., ECCV 2020). A baseline that does not learn online.
 
-The stream only fills a class-balanced memory (``BalancedMemory``). When a prediction is asked for, a
-network is trained on the memory alone, 30 epochs of cross-entropy, and thrown away when the memory changes. It depends
-on the memory, the base network and the seed, never on earlier trainings, so it is a cached value and no state.
+The stream only fills a class-balanced memory (``BalancedMemory``). For a prediction, a network is trained on the memory
+alone, 30 epochs of cross-entropy; it is discarded when the memory changes. It depends on the memory, the base network
+and the seed, never on earlier trainings, so it is a cached value and not part of the state.
 
-``init="base"`` starts each training from the base session's network with a fresh head, in keeping with the paper's
+``init="base"`` starts each training from the base session's network with a new head, following the paper's
 "pre-training on the base classes"; ``init="scratch"`` starts from a random network as GDumb itself does, and
 then the base session only fills the memory.
 
 Differences from the reference codes (drimpossible/GDumb; RaptorMai/online-continual-learning, agents/gdumb.py):
 
 * The learner is the second code's, which the paper builds on: SGD at a constant rate, batches of 10, gradients clipped
-  to norm 10, no augmentation. ``augment`` and ``cutmix`` (the probability of mixing a batch) bring back the first's.
+  to norm 10, no augmentation. ``augment`` and ``cutmix`` (the probability of mixing a batch) are those of the first
+  code.
 * The last, shorter batch of an epoch is used unless it is a single image; the code drops it.
-* Equally large classes draw lots for who gives up an image; the code always takes from the oldest.
+* Of equally large classes a random one loses an image; the code always takes the oldest.
 * More classes than slots is an error; in the code the memory then freezes and evicted classes still lower the quota.
-* The last epoch counts. The first code's log reports the best epoch on test data.
+* The result is that of the last epoch. The first code's log reports the best epoch on test data.
 """
 
 import copy
@@ -41,7 +42,7 @@ from nocl.stats.memory import BalancedMemory, below
 
 
 class GDumb(Learner):
-    """A balanced memory, and a network trained on it when asked.
+    """A balanced memory, and a network trained on it for each prediction.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ class GDumb(Learner):
         absent = self.memory.counts(len(self.classes_)) == 0
         return scores.masked_fill(absent, float("-inf"))
 
-    # --- the dumb learner -------------------------------------------------------------------------------------
+    # --- training on the memory -------------------------------------------------------------------------------------
 
     def train_on_memory(self) -> nn.Sequential:
         """Network and head after all epochs on the memory; the same for the same memory, base network and seed."""

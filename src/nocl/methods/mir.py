@@ -1,9 +1,9 @@
-"""MIR: maximally interfered retrieval (Aljundi et al., NeurIPS 2019). Replays what the coming step would harm most.
+"""MIR: maximally interfered retrieval (Aljundi et al., NeurIPS 2019). Replays what the next step would harm most.
 
 For each batch (x, y), once:
 
     g       = gradient of CE(f_theta(x), y)
-    theta_v = theta - lr g                                  the step that would come, taken on a copy
+    theta_v = theta - lr g                                  the next step, on a copy
     score   = CE(f_theta_v(s)) - CE(f_theta(s))             for 50 random images s of the memory
     theta  <- theta - lr (g + gradient of CE on the 10 images with the highest score)
 
@@ -11,13 +11,13 @@ then the reservoir is offered the batch. Inference: argmax of the linear head ov
 
 Differences from the reference code (RaptorMai/online-continual-learning, utils/buffer/mir_retrieve.py):
 
-* Scores are taken in eval mode. The code scores in train mode, where each candidate's loss depends on the others and
-  the live batch statistics move although no gradient is taken. ``score_bn_mode="train"`` scores as the code does but
-  on a copy of the statistics.
-* Ties are broken by the candidates' order; the code leaves them to an unstable sort.
+* Scores are computed in eval mode. The code computes them in train mode, where each candidate's loss depends on the
+  others, and where the network's batch statistics change although it does not learn. ``score_bn_mode="train"`` does as
+  the code but on a copy of the statistics.
+* Of equal scores the first candidate is taken; the code's sort is unstable.
 * ``replay_batch`` may not exceed ``candidates``. The code of the NO-CL paper sets 100 of 50, which replays everything.
 * The head has rows for the classes met; the code has all from the start and lets unmet classes win.
-* The base session is cross-entropy without replay, then one pass fills the memory (see ``replay.py``).
+* The base session is cross-entropy without replay, then one pass fills the memory (see ``_replay.py``).
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,8 @@ from typing import Literal, Unpack
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.learner import Common
-from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, add, check_replay
-from nocl.plumbing.parameters import Count, NonNegative
+from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier, ReplayParameters, add, check_replay
+from nocl.plumbing.parameters import Count
 from nocl.stats.memory import gradients, highest, look, moved
 
 
@@ -37,20 +36,16 @@ class MIR(ReplayClassifier):
 
     Parameters
     ----------
-    memory_size
-        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
-    lr
-        Learning rate, 0 or more; 0.1 in the paper.
     replay_batch
         Images replayed with each batch, 1 or more and at most ``candidates``; 10 in the paper.
     candidates
         Random images of the memory from which they are chosen, 1 or more; 50 in the paper.
     score_bn_mode
         Batch normalisation while scoring: ``eval``, or ``train`` as in the reference code.
-    freeze_backbone
-        Keep the network as the base session left it and train the head alone.
     **common
-        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+        ``memory_size`` (images kept, 1 or more), ``lr`` (learning rate, 0 or more), ``freeze_backbone`` (train the
+        heads alone): see :class:`~nocl.methods._replay.ReplayLearner`. ``backbone``, ``weights``, ``recipe``,
+        ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
     check_params = CHECK_PARAMS
@@ -58,15 +53,12 @@ class MIR(ReplayClassifier):
     def __init__(
         self,
         *,
-        memory_size: Count = 1000,
-        lr: NonNegative = 0.1,
         replay_batch: Count = 10,
         candidates: Count = 50,
         score_bn_mode: Literal["eval", "train"] = "eval",
-        freeze_backbone: bool = False,
-        **common: Unpack[Common],
+        **common: Unpack[ReplayParameters],
     ) -> None:
-        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
+        super().__init__(**common)
         check_replay(replay_batch, candidates)
         self.replay_batch, self.candidates, self.score_bn_mode = replay_batch, candidates, score_bn_mode
 
@@ -85,7 +77,7 @@ class MIR(ReplayClassifier):
         self.eval()
 
     def retrieve(self, ahead: Mapping[str, Tensor]) -> Tensor:
-        """Slots of the candidates that suffer most when the parameters become ``ahead``."""
+        """Slots of the candidates whose loss rises most when the parameters become ``ahead``."""
         slots = self.memory.random(self.candidates, self.draw)
         self.set_training(self.score_bn_mode == "train")
         scores = interference(self, *self.recall(slots), ahead)

@@ -1,32 +1,32 @@
 """OCM: online continual learning through mutual information maximisation (Guo et al., ICML 2022).
 
-Every image comes in 16 turned variants (``augment.turned_variants``), each variant of a class a class of its own, and
-each variant in two views, itself and a weakly augmented one. With features f, embedding e = g(f), both scaled to
-length 1, and a slice F_o of f at a random offset o, S = e e' + e F_o'. With L(S) the mean -log p of same-label pairs
-under the row softmax of S / tau (``same_label_nce``), a step on a new batch and min(64, 7 K) stored images is
+Every image gives 16 rotated variants (``augment.turned_variants``). Each variant of a class has a label of its own and
+two views: the variant, and a weakly augmented one. Features f and embedding e = g(f) have length 1; F_o is a slice of f
+at a random offset o; S = e e' + e F_o'. L(S) is the mean -log p of pairs with the same label under the row softmax of
+S / tau (``same_label_nce``). A step uses a new batch and min(64, 7 K) stored images and minimises by Adam the sum of
 
-    L_new  = 2 L(S of the new, self apart) + NT-Xent        holistic features of what is new
-    L_mem  = L(S of the stored)                             and of what is stored
-    L_prev = L(e_now of the stored, e_previous of the same) staying where the previous model was
-    CE of the stored under the weak augmentation + MSE between its logits and the previous model's, on classes it knew
+    L_new  = 2 L(S of the new images, without self-pairs) + NT-Xent        features of new images
+    L_mem  = L(S of the stored images)                                     features of stored images
+    L_prev = L(e of the stored images, e of the same by the previous model)          change features little
+    CE of weakly augmented stored images + MSE between their logits and the previous model's, on the classes it knows
 
-by Adam; then the reservoir is offered the batch. The previous model is a copy made when a session ends. Before there
-is one, the loss is L_new + CE of the new batch. Inference: argmax of the linear head over the classes met.
+Then the batch is offered to the reservoir. The previous model is a copy made when a session ends. Before there is one,
+the loss is L_new + CE of the new batch. Inference: argmax of the linear head over the classes met.
 
 The preset ``ft`` freezes the backbone: g and the linear head alone learn.
 
 Differences from the reference code (gydpku/OCM, test_cifar100.py):
 
-* The base session is the shared one (cross-entropy, or given weights), then ``base_epochs`` epochs of the first loss in
-  batches of 10. A hundred epochs of OCM's own loss are 32 images for each one.
-* The distillation term covers the classes the previous model knew, not ten times the session's number; both models see
-  the same augmented images, where the code draws twice; the previous model is in eval mode and builds no graph, where
-  the code lets its batch statistics drift.
-* ``eps_mode="official"`` keeps the code's 1e-8 inside sum and logarithm, which caps every pair at 18.4 and mutes its
-  gradient; ``"clean"`` is the exact log-softmax.
-* Variants of a class are told apart by an offset of K, the number of classes met; the code's 1000 collides above that.
+* The base session is that of the other methods (cross-entropy, or given weights), then ``base_epochs`` epochs of the
+  first loss in batches of 10. The code trains a hundred epochs with OCM's own loss, which makes 32 images of each one.
+* The distillation term covers the classes that the previous model knows, not ten times the session's number. Both
+  models get the same augmented images; the code augments twice. The previous model is in eval mode and without
+  gradient; in the code its batch statistics change.
+* ``eps_mode="official"`` keeps the code's 1e-8 inside sum and logarithm, which limits the loss of a pair to 18.4 and
+  makes its gradient small; ``"clean"`` is the exact log-softmax.
+* The labels of variants are offset by K, the number of classes met; the code's offset of 1000 collides beyond it.
 * ``embed_dim`` defaults to 128, or to half of the feature if that has no more than 128 values.
-* ``n_variants`` may be 4 (whole turns only) or 1 where 32 images for one are too many. Single precision throughout.
+* ``n_variants`` may be 4 (rotations of the whole image only) or 1, to save time. Single precision throughout.
 """
 
 from collections.abc import Iterable
@@ -37,9 +37,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nocl import nets
-from nocl.learner import Common
 from nocl.methods._adam import Adam
-from nocl.methods._replay import CHECK_PARAMS, ReplayClassifier
+from nocl.methods._replay import CHECK_PARAMS, MemoryParameters, ReplayClassifier
 from nocl.nets import Backbone
 from nocl.nets.heads import GrowingLinear
 from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive
@@ -60,8 +59,6 @@ class OCM(ReplayClassifier):
 
     Parameters
     ----------
-    memory_size
-        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
     lr
         Learning rate of Adam, 0 or more; 0.001 in the paper.
     weight_decay
@@ -79,10 +76,10 @@ class OCM(ReplayClassifier):
         ``official``: with the code's 1e-8; ``clean``: the exact log-softmax.
     base_epochs
         Epochs of OCM's own loss in the base session, 0 or more.
-    freeze_backbone
-        Keep the network as the base session left it and train the heads alone (preset ``ft``).
     **common
-        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+        ``memory_size`` (images kept, 1 or more), ``freeze_backbone`` (train the heads alone): see
+        :class:`~nocl.methods._replay.ReplayLearner`. ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``:
+        see :class:`~nocl.learner.Learner`.
     """
 
     uses_boundaries = True
@@ -93,7 +90,6 @@ class OCM(ReplayClassifier):
     def __init__(
         self,
         *,
-        memory_size: Count = 1000,
         lr: NonNegative = 0.001,
         weight_decay: NonNegative = 1e-4,
         replay_batch: Count = 64,
@@ -102,10 +98,9 @@ class OCM(ReplayClassifier):
         embed_dim: Count | None = None,
         eps_mode: Literal["official", "clean"] = "official",
         base_epochs: Natural = 1,
-        freeze_backbone: bool = False,
-        **common: Unpack[Common],
+        **common: Unpack[MemoryParameters],
     ) -> None:
-        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
+        super().__init__(lr=lr, **common)
         self.weight_decay, self.replay_batch, self.n_variants = weight_decay, replay_batch, n_variants
         self.tau, self.embed_dim, self.eps_mode, self.base_epochs = tau, embed_dim, eps_mode, base_epochs
         if embed_dim is not None and embed_dim >= self.feature_dim:
@@ -136,14 +131,8 @@ class OCM(ReplayClassifier):
         self.previous.eval()
 
     def network_state_names(self) -> set[str]:
-        kinds = (
-            "network.",
-            "embed.",
-            "previous.network.",
-            "previous.embed.",
-            "adam.first_network",
-            "adam.second_network",
-        )
+        previous, moments = ("previous.network.", "previous.embed."), ("adam.first_network", "adam.second_network")
+        kinds = ("network.", "embed.", *previous, *moments)
         return {name for name in self.state_dict() if name.startswith(kinds)}
 
     # --- learning ---------------------------------------------------------------------------------------------

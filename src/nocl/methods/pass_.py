@@ -1,30 +1,33 @@
 """PASS: prototype augmentation and self-supervision (Zhu et al., CVPR 2021).
 
-The head has four rows a class: an image of class y turned k quarters has label 4y + k. With z = theta(turned x), z_old
-the same by the network as the last session left it, tau = 0.1 and old classes c picked at random, a step minimises
+The head has four rows for each class: an image of class y rotated by k quarter turns has label 4y + k. z is the feature
+of a rotated image, z_old its feature by the network of the last session's end; tau = 0.1; c are random old classes. A
+step minimises
 
-    L = CE(head(z) / tau, 4y + k)                                         new classes, in four turns
-      + 10 CE(head(mu_c + r eps) / tau, 4c),  eps ~ Normal(0, 1)          old classes, as noise around their means
-      + 10 |z - z_old|                                                    and features that stay where they were
+    L = CE(head(z) / tau, 4y + k)                                         new classes, in four rotations
+      + 10 CE(head(mu_c + r eps) / tau, 4c),  eps ~ Normal(0, 1)          old classes: their means plus noise
+      + 10 |z - z_old|                                                    distillation: features change little
 
-    r^2 = mean over base classes of trace(covariance) / d;    answer: argmax_c head(theta(x))[4c]
+    r^2 = mean over base classes of trace(covariance) / d;    prediction: argmax_c head(theta(x))[4c]
 
-The base session minimises the first term alone. PASS was made for a hundred epochs a session. In one pass of batches of
-ten the NO-CL paper finds that it keeps the base classes and learns almost nothing new. At the codes' rate of 0.001 ours
-does the opposite; at a tenth of it and with the base session's batch statistics, preset ``slow``, it does what the
-paper reports (``docs/methods/pass.md`` has the numbers and the reason).
+The base session minimises the first term alone. PASS was designed for a hundred epochs in each session. With one pass
+and batches of ten, the NO-CL paper reports that PASS keeps the base classes and learns almost nothing new. With the
+codes' learning rate of 0.001 ours does the opposite; with a tenth of it and the base session's batch statistics (preset
+``slow``) it does what the paper reports (``docs/methods/pass.md`` has the numbers and the reason).
 
 Differences from the public codes (Impression2805/CVPR21_PASS; PyCIL):
 
-* One pass; see ``distilling.py`` for the means of new classes. Means and r of the base session are taken from all
+* One pass; see ``_distilling.py`` for the means of new classes. Means and r of the base session are taken from all
   images, not augmented; the code augments them and drops the last short batch.
 * |z - z_old| is the norm of the whole batch's difference, so it weighs less in smaller batches; ``kd="mean"`` averages
   the rows' norms instead.
 * ``radius="all"`` recomputes r over all classes when a session ends, as PyCIL does.
 * ``proto_batch`` pseudo-features a step, by default as many as images. Noise has the feature's length, not 512.
-* One pass gives both logits and features; z_old builds no graph. A class with fewer than two images has no part in r.
-* The rate falls at epochs 45 and 90 of the base session; the code's scheduler is one epoch early.
-* ``answer="mean"`` is PyCIL's second figure, the nearest mean; state is the same, so it can be changed when loaded.
+* Logits and features come from one forward pass; z_old has no gradient. A class with fewer than two images is left out
+  of r.
+* The learning rate falls at epochs 45 and 90 of the base session; the code's scheduler is one epoch early.
+* ``answer="mean"`` predicts the nearest mean, PyCIL's second result. The state is the same, so a saved learner can be
+  loaded with the other value.
 * ``freeze_batchnorm`` keeps the base session's batch statistics; the codes let them follow the new classes.
 """
 
@@ -35,9 +38,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import Common
-from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner, rotation_labels
-from nocl.plumbing.parameters import Count, NonNegative, Positive
+from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner, DistillingParameters, rotation_labels
+from nocl.plumbing.parameters import Count, NonNegative
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Recipe, Trained
 from nocl.pretrain.augment import rotated
@@ -49,16 +51,10 @@ class PASS(DistillingLearner):
 
     Parameters
     ----------
-    lr
-        Learning rate of Adam, above 0; 0.001 in the code, 1e-4 in preset ``slow``.
     weight_decay
         Weight decay of Adam, 0 or more; 2e-4 in the code.
-    tau
-        Temperature of every cross-entropy, above 0; 0.1 in the code.
     weight_kd
-        Weight of the term that keeps features, 0 or more; 10 in the paper.
-    weight_proto
-        Weight of the old classes' pseudo-features, 0 or more; 10 in the paper.
+        Weight of the distillation term, 0 or more; 10 in the paper.
     kd
         Distance to the previous features: ``frobenius``, the norm of the whole batch's difference, or ``mean`` of
         the rows' norms.
@@ -67,13 +63,12 @@ class PASS(DistillingLearner):
     proto_batch
         Pseudo-features of each step, 1 or more; None: as many as images.
     freeze_batchnorm
-        Keep the base session's batch statistics online.
-    augment
-        Augmentation of new images, by name: see :class:`nocl.pretrain.augment.Augment`.
-    answer
-        ``linear``: the head answers; ``mean``: the nearest class mean.
+        Keep the base session's batch statistics during the stream.
     **common
-        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+        ``lr`` (of Adam, above 0), ``tau`` (temperature of every cross-entropy, above 0), ``weight_proto`` (weight of
+        the old classes' means, 0 or more), ``augment`` (an augmentation by name), ``answer`` (``linear`` or ``mean``):
+        see :class:`~nocl.methods._distilling.DistillingLearner`. ``backbone``, ``weights``, ``recipe``,
+        ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
     rows = 4
@@ -93,29 +88,15 @@ class PASS(DistillingLearner):
     def __init__(
         self,
         *,
-        lr: Positive = 0.001,
         weight_decay: NonNegative = 2e-4,
-        tau: Positive = 0.1,
         weight_kd: NonNegative = 10.0,
-        weight_proto: NonNegative = 10.0,
         kd: Literal["frobenius", "mean"] = "frobenius",
         radius: Literal["base", "all"] = "base",
         proto_batch: Count | None = None,
         freeze_batchnorm: bool = False,
-        augment: str = "bright_crop_flip",
-        answer: Literal["linear", "mean"] = "linear",
-        **common: Unpack[Common],
+        **common: Unpack[DistillingParameters],
     ) -> None:
-        super().__init__(
-            lr=lr,
-            weight_decay=weight_decay,
-            tau=tau,
-            weight_kd=weight_kd,
-            weight_proto=weight_proto,
-            augment=augment,
-            answer=answer,
-            **common,
-        )
+        super().__init__(weight_decay=weight_decay, weight_kd=weight_kd, **common)
         self.kd, self.radius, self.proto_batch, self.freeze_batchnorm = kd, radius, proto_batch, freeze_batchnorm
         self.keeps_spread = radius == "all"
         self.register_buffer("radius_", torch.zeros((), dtype=torch.float64))
@@ -150,7 +131,7 @@ class PASS(DistillingLearner):
         return self.terms(z, before, labels, picked, noise)
 
     def terms(self, z: Tensor, before: Tensor, labels: Tensor, picked: Tensor, noise: Tensor) -> Tensor:
-        """The whole loss of features, the previous network's features, and old classes with their noise."""
+        """The loss L, from features, the previous network's features, and random old classes with noise."""
         learning = F.cross_entropy(self.head(z) / self.tau, labels)
         pseudo = self.stats.mean[picked].to(z) + self.radius_.to(z) * noise
         reminding = self.weight_proto * self.reminder(pseudo, picked)
@@ -166,7 +147,7 @@ def radius_of(stats: ClassStats) -> float:
 
 
 def distance(z: Tensor, before: Tensor, kind: Literal["frobenius", "mean"] = "frobenius") -> Tensor:
-    """How far features [N, d] are from those of an earlier model: the norm of the whole difference, or rows' mean norm.
+    """Distance between features [N, d] of two models: the norm of the whole difference, or the mean norm of its rows.
 
     >>> distance(torch.ones(4, 4), torch.zeros(4, 4))
     tensor(4.)

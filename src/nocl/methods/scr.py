@@ -1,24 +1,25 @@
-"""SCR: supervised contrastive replay (Mai et al., CVPR workshops 2021). Contrast to learn, nearest mean to answer.
+"""SCR: supervised contrastive replay (Mai et al., CVPR workshops 2021). Learns by contrast, predicts the nearest mean.
 
 For each batch (x, y), once, with up to 100 random images of the memory:
 
     X = [memory; x],  X' = heavy(X),  z = head(f(X)),  z' = head(f(X')), of length 1
     theta <- theta - lr gradient of SupCon({z, z'}, Y, tau)                      (``supcon``)
 
-then the reservoir is offered the batch. The head is thrown away to answer: of each class the memory's features, each
-of length 1, are averaged and scaled to length 1 again, and the nearest mean wins (the largest cosine). The means are
-computed from the memory when they are asked for and kept until network or memory changes; they are no state.
+then the batch is offered to the reservoir. Predictions do not use the head: the features of a class's stored images,
+scaled to length 1, are averaged and scaled to length 1 again, and the nearest mean (the largest cosine) is predicted.
+The means are computed from the memory when they are needed and cached until network or memory changes; they are not
+part of the state.
 
-The preset ``ft`` freezes the backbone. Then only the head learns, which answers do not depend on, so what changes
-them is the memory alone: nearest mean of stored exemplars on frozen features.
+The preset ``ft`` freezes the backbone. Then only the head learns, and predictions do not use it; they change with the
+memory alone: nearest mean of stored exemplars on frozen features.
 
 Differences from the reference code (RaptorMai/online-continual-learning, agents/scr.py):
 
-* A class without an exemplar cannot win. The code gives it a random mean.
-* Exemplars pass the network in batches without a graph; the code passes them one by one with one.
+* A class without an exemplar is never predicted. The code gives it a random mean.
+* Features of exemplars are computed in batches without gradient; the code computes them one by one with gradient.
 * The base session is supervised contrast on the base images alone (recipe ``sc``, temperature 0.1), then one pass fills
-  the memory; the code replays from the memory in all base epochs, which spoils its counter (see ``replay.py``).
-* The review trick of SCR's own paper is left out: the NO-CL paper keeps the code's defaults, where it is off.
+  the memory; the code replays from the memory in all base epochs, which makes its counter wrong (see ``_replay.py``).
+* The review trick of SCR's paper is left out, because the NO-CL paper uses the code's defaults, where it is off.
 """
 
 from dataclasses import replace
@@ -28,9 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nocl.learner import Common
-from nocl.methods._replay import CHECK_PARAMS, ReplayLearner
-from nocl.plumbing.parameters import Count, NonNegative, Positive
+from nocl.methods._replay import CHECK_PARAMS, ReplayLearner, ReplayParameters
+from nocl.plumbing.parameters import Count, Positive
 from nocl.plumbing.seeding import scoped
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Contrastive, Recipe, Trained
@@ -50,20 +50,16 @@ class SCR(ReplayLearner):
 
     Parameters
     ----------
-    memory_size
-        Images kept, 1 or more; 1,000 and 2,000 in the NO-CL paper.
-    lr
-        Learning rate, 0 or more; 0.1 in the paper.
     replay_batch
         Images of the memory beside each batch, 1 or more; 100 in the paper.
     mem_iters
         Steps for each batch, 1 or more, each with other images of the memory; 1 in the paper.
     tau
         Temperature of the contrastive loss, above 0; 0.1 in the NO-CL paper.
-    freeze_backbone
-        Keep the network as the base session left it and train the heads alone (preset ``ft``).
     **common
-        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+        ``memory_size`` (images kept, 1 or more), ``lr`` (learning rate, 0 or more), ``freeze_backbone`` (train the
+        heads alone): see :class:`~nocl.methods._replay.ReplayLearner`. ``backbone``, ``weights``, ``recipe``,
+        ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
     base_recipe = Recipe(objective="sc")
@@ -73,15 +69,12 @@ class SCR(ReplayLearner):
     def __init__(
         self,
         *,
-        memory_size: Count = 1000,
-        lr: NonNegative = 0.1,
         replay_batch: Count = 100,
         mem_iters: Count = 1,
         tau: Positive = 0.1,
-        freeze_backbone: bool = False,
-        **common: Unpack[Common],
+        **common: Unpack[ReplayParameters],
     ) -> None:
-        super().__init__(memory_size=memory_size, lr=lr, freeze_backbone=freeze_backbone, **common)
+        super().__init__(**common)
         self.replay_batch, self.mem_iters, self.tau = replay_batch, mem_iters, tau
         if "head" not in self.recipe:
             self.full_recipe = replace(self.full_recipe, head=(self.feature_dim, _EMBEDDING))

@@ -1,29 +1,31 @@
 """SSRE: self-sustaining representation expansion (Zhu et al., CVPR 2022).
 
-For a session every inner 3x3 convolution gets a 1x1 branch beside it, zero at first; only branches and head learn.
-When the session ends the branches are folded into the kernels (``nets/adapters.py``), so the network never grows. With
-z = theta(x), z_old the same by the network as the last session left it, tau = 0.1 and old classes c picked at random:
+In a session every inner 3x3 convolution gets a parallel 1x1 convolution (a branch) that starts at zero; only branches
+and head are trained. When the session ends, the branches are added to the kernels (``nets/adapters.py``), so the
+network never grows. z is the feature of an image, z_old its feature by the network of the last session's end; tau =
+0.1; c are random old classes:
 
-    w  = max over old classes of cos(z, mu_c), within 0 .. 1                how much the image is like what is known
-    L  = mean (1 - w) CE(head(z) / tau, y) + sum w |z - z_old|              learn what is new, keep what is not
-       + 10 CE(head(mu_c) / tau, c)                                         old classes, as their means
-    answer: argmax_c head(theta(x))_c
+    w  = max over old classes of cos(z, mu_c), within 0 .. 1                similarity of the image to old classes
+    L  = mean (1 - w) CE(head(z) / tau, y) + sum w |z - z_old|              learn if new, distil if similar
+       + 10 CE(head(mu_c) / tau, c)                                         old classes: their means
+    prediction: argmax_c head(theta(x))_c
 
-The base session minimises CE(head(z) / tau, y). Features behind a ReLU are never negative, so w is far from 0 for new
-images too and takes most of the first term away (``docs/methods/ssre.md`` has the measured share).
+The base session minimises CE(head(z) / tau, y). Features after a ReLU are never negative, so w is far from 0 for new
+images too and removes most of the first term (``docs/methods/ssre.md`` has the measured share).
 
 Differences from the public codes (zhukaii/SSRE, whose base training is not published; PyCIL, used by NO-CL's authors):
 
-* One pass; see ``distilling.py`` for the means of new classes.
-* Base training is on the plain network under the strong augmentation. PyCIL has the branches on, random, in the base
-  session, and gives its strong augmentation to the first session after it, by an off-by-one.
-* Branches have no bias, as in the authors' code. The expanded network is run with summed kernels, which is the same
-  function; batch normalisation is in evaluation mode online, where the fold is exact.
-* ``fold_batchnorm`` folds normalisation into the convolutions after the base session, as the authors do; the branches
-  then act behind it. PyCIL, and our default, keep it.
-* w is kept within 0 .. 1; where features may be negative a cosine below 0 would reward moving away from z_old.
+* One pass; see ``_distilling.py`` for the means of new classes.
+* Base training uses the network without branches and the strong augmentation. PyCIL has random branches in the base
+  session, and by an off-by-one error uses its strong augmentation in the first session after it.
+* Branches have no bias, as in the authors' code. Convolution and branch are computed as one convolution with summed
+  kernels, which is the same function. Batch normalisation is in evaluation mode during the stream: only then is adding
+  the branches to the kernels exact.
+* ``fold_batchnorm`` merges normalisation into the convolutions after the base session, as the authors do; the branches
+  then come after it. PyCIL, and our default, keep it.
+* w is limited to 0 .. 1; where features may be negative a cosine below 0 would reward moving away from z_old.
 * ``kd_reduction="mean"`` averages the second term, whose sum depends on the batch size.
-* The code's threshold on w is not used by it either.
+* The code has a threshold on w but does not use it; here there is none.
 """
 
 from collections.abc import Iterable
@@ -33,39 +35,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocl.learner import Common
-from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner
+from nocl.methods._distilling import QUICK_RECIPE, DistillingLearner, DistillingParameters
 from nocl.nets.adapters import Adapters, fold_batchnorm
-from nocl.plumbing.parameters import NonNegative, Positive
+from nocl.plumbing.parameters import NonNegative
 from nocl.plumbing.types import JSON, Batch
 from nocl.pretrain import Recipe, Trained
 
 
 class SSRE(DistillingLearner):
-    """Branches beside convolutions that are folded in after each session, and learning weighed against keeping.
+    """Convolution branches merged after each session; images similar to old classes are distilled, others learned.
 
     Parameters
     ----------
-    lr
-        Learning rate of Adam, above 0; 0.001 in the code.
     weight_decay
         Weight decay of Adam, 0 or more; 5e-4 in the code.
-    tau
-        Temperature of every cross-entropy, above 0; 0.1 in the code.
     weight_kd
-        Weight of the term that keeps features, 0 or more; 1 in the code.
-    weight_proto
-        Weight of the old classes' means, 0 or more; 10 in the code.
+        Weight of the distillation term, 0 or more; 1 in the code.
     kd_reduction
         ``sum`` over the batch as in the code, or ``mean``.
     fold_batchnorm
-        Fold batch normalisation into the convolutions after the base session, as the authors do.
-    augment
-        Augmentation of new images, by name: see :class:`nocl.pretrain.augment.Augment`.
-    answer
-        ``linear``: the head answers; ``mean``: the nearest class mean.
+        Merge batch normalisation into the convolutions after the base session, as the authors do.
     **common
-        ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
+        ``lr`` (of Adam, above 0), ``tau`` (temperature of every cross-entropy, above 0), ``weight_proto`` (weight of
+        the old classes' means, 0 or more), ``augment`` (an augmentation by name), ``answer`` (``linear`` or ``mean``):
+        see :class:`~nocl.methods._distilling.DistillingLearner`. ``backbone``, ``weights``, ``recipe``,
+        ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
     base_recipe = Recipe(
@@ -82,27 +76,13 @@ class SSRE(DistillingLearner):
     def __init__(
         self,
         *,
-        lr: Positive = 0.001,
         weight_decay: NonNegative = 5e-4,
-        tau: Positive = 0.1,
         weight_kd: NonNegative = 1.0,
-        weight_proto: NonNegative = 10.0,
         kd_reduction: Literal["sum", "mean"] = "sum",
         fold_batchnorm: bool = False,
-        augment: str = "bright_crop_flip",
-        answer: Literal["linear", "mean"] = "linear",
-        **common: Unpack[Common],
+        **common: Unpack[DistillingParameters],
     ) -> None:
-        super().__init__(
-            lr=lr,
-            weight_decay=weight_decay,
-            tau=tau,
-            weight_kd=weight_kd,
-            weight_proto=weight_proto,
-            augment=augment,
-            answer=answer,
-            **common,
-        )
+        super().__init__(weight_decay=weight_decay, weight_kd=weight_kd, **common)
         self.kd_reduction, self.fold_batchnorm = kd_reduction, fold_batchnorm
         self.adapters = Adapters(self.network)
         self.adam.follow(self.learning_parameters())
@@ -111,7 +91,7 @@ class SSRE(DistillingLearner):
         return {name: p for name, p in self.named_parameters() if name.startswith(("adapters.", "head."))}
 
     def set_training(self, training: bool) -> None:
-        """Nothing behaves otherwise in training: the fold is exact only with fixed batch statistics."""
+        """Always evaluation mode: merging branches is exact only with fixed batch statistics."""
         self.eval()
 
     def encode(self, x: Tensor) -> Tensor:
@@ -123,7 +103,7 @@ class SSRE(DistillingLearner):
         super().after_base(trained, base)
 
     def end_session(self) -> None:
-        """Fold the branches in; the network as it is then becomes the previous one."""
+        """Add the branches to the kernels, then copy the network to the previous one."""
         self.adapters.fold(self.network)
         super().end_session()
 
@@ -155,10 +135,10 @@ def likeness(z: Tensor, means: Tensor) -> Tensor:
 def weighted_learning(
     logits: Tensor, y: Tensor, z: Tensor, before: Tensor, weight: Tensor, reduction: Literal["sum", "mean"] = "sum"
 ) -> tuple[Tensor, Tensor]:
-    """SSRE's two terms: mean of (1 - weight) cross-entropy, and sum (or mean) of weight |z - before|, all by row [N].
+    """The first two terms of L: mean of (1 - weight) cross-entropy; sum (or mean) of weight |z - before|, by row [N].
 
     >>> zeros, ones = torch.zeros(2, 2), torch.ones(2)
-    >>> weighted_learning(zeros, torch.tensor([0, 1]), zeros, zeros + 1, ones)[0]  # nothing new, nothing to learn
+    >>> weighted_learning(zeros, torch.tensor([0, 1]), zeros, zeros + 1, ones)[0]  # weight 1: no cross-entropy
     tensor(0.)
     """
     learning = ((1 - weight) * F.cross_entropy(logits, y, reduction="none")).mean()
