@@ -23,6 +23,7 @@ from nocl.experiments.job import Job
 from nocl.experiments.linear_probe import linear_probe
 from nocl.experiments.on_network import stream_on_network
 from nocl.experiments.report.compare import comparison_numbers, comparison_table
+from nocl.experiments.report.summary import summarise
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS, make
 from nocl.methods.ncm import NCM
@@ -138,6 +139,33 @@ def test_order_zero_is_the_usual_stream_and_others_permute_the_novel_classes() -
     for each in streams:
         assert sorted(label for block in each.blocks for label in block) == list(range(10))
         assert marks(each.describe()) == (0, 0)
+
+
+def test_a_network_of_another_seeds_classes_takes_that_seeds_order_whole() -> None:
+    usual = class_incremental(tiny(), partition=PARTITION, order_seed=5)
+    own = stream_on_network(tiny(), usual.blocks[0], partition=PARTITION, order_seed=5)
+    assert own.blocks == usual.blocks
+    other = stream_on_network(tiny(), usual.blocks[0], partition=PARTITION, order_seed=1)
+    assert other.blocks[0] == usual.blocks[0]
+    assert other.blocks[1:] != usual.blocks[1:]
+
+
+def test_a_foreign_order_is_the_seeds_own_and_its_leak_is_refused_unless_allowed(like: Job) -> None:
+    foreign = replace(like, order_seed=1, foreign_order=True)
+    usual = class_incremental(tiny(), partition=PARTITION, order_seed=1)
+    leaked = len(set(ORDER[:6]) - set(usual.blocks[0]))
+    assert leaked
+    with pytest.raises(
+        WrongBaseError, match=f"{leaked} of them would come again as novel; give each class order a net"
+    ):
+        foreign.stream()
+    allowed = replace(foreign, allow_leak=True)
+    assert allowed.stream().blocks == usual.blocks
+    assert allowed.digest() != replace(allowed, foreign_order=False).digest()
+    found = allowed.run()
+    assert marks(found.stream) == (leaked, leaked)
+    assert found.stream["foreign_order"] is True
+    assert f"LEAK: the network was trained on {leaked} of the novel classes" in summarise([found])[0].note
 
 
 def marks(about: dict[str, JSON]) -> tuple[JSON, JSON]:

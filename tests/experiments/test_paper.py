@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scipy import stats
 from typer.testing import CliRunner
 
 from nocl.cli import app
 from nocl.data import MissingDataError
 from nocl.experiments.grid import Engine, folder_of
+from nocl.experiments.networks import kept_network
+from nocl.experiments.on_network import class_order
 from nocl.experiments.paper import values as paper
 from nocl.experiments.paper.comparison import Line, Record, lines, place, records_of, table_of
 from nocl.experiments.paper.figures import draw
-from nocl.experiments.paper.reproduce import PLAN, perform, rebuild, with_data, write_experiment
+from nocl.experiments.paper.reproduce import PLAN, kept_used, perform, rebuild, with_data, write_experiment
 from nocl.experiments.paper.summary import BEGIN, END, Kept, committed, summary, write_summary
 from nocl.experiments.paper.tables import EXPERIMENTS, Choice, Row, chosen_rows, find, plan, unusual
 from nocl.experiments.report.paired import paired
@@ -33,7 +36,7 @@ from tests.support.made_results import result
 
 NAMES = (
     "main-60-4-10", "partition-40-6-10", "partition-80-2-10", "partition-60-2-20", "base-strategies", "embedding-dim",
-    "lambda", "iterations", "samples", "overhead", "convergence",
+    "lambda", "iterations", "samples", "published-protocol", "overhead", "convergence",
 )  # fmt: skip
 
 
@@ -108,23 +111,25 @@ def test_rows_that_are_the_plain_method_share_its_run() -> None:
     assert len(digests) == 8
     assert len(set(digests)) == 1
     other = [run.job for run in plan(find("base-strategies"), Choice(datasets=("cifar100",), epochs=7))]
-    assert [job.params.get("recipe") for job in other] == [
+    assert [job.params.get("recipe") for job in other[::2]] == [
         {"epochs": 7, "objective": "ce"}, {"epochs": 7},
         {"epochs": 7, "objective": "sc+ssl"}, {"epochs": 7, "objective": "sc+da"},
     ]  # fmt: skip
+    assert [job.params.get("iterations") for job in other] == [None, 0] * 4  # each beside its control
+    assert [job.params.get("recipe") for job in other[::2]] == [job.params.get("recipe") for job in other[1::2]]
 
 
 def test_settings_for_all_rows_leave_each_row_what_it_is() -> None:
     settings: dict[str, JSON] = {"recipe": {"lr": 0.02}, "dim": 64}
     choice = Choice(datasets=("cifar100",), epochs=7, settings=settings)
     jobs = [run.job for run in plan(find("base-strategies"), choice)]
-    assert [job.params["recipe"] for job in jobs] == [
+    assert [job.params["recipe"] for job in jobs[::2]] == [
         {"epochs": 7, "objective": "ce", "lr": 0.02}, {"epochs": 7, "lr": 0.02},
         {"epochs": 7, "objective": "sc+ssl", "lr": 0.02}, {"epochs": 7, "objective": "sc+da", "lr": 0.02},
     ]  # fmt: skip
     assert {job.params["dim"] for job in jobs} == {64}
     small = plan(find("base-strategies"), Choice(small=True, settings=settings))
-    assert [run.job.learner(32).full_recipe.objective for run in small] == ["ce", "sc", "sc+ssl", "sc+da"]
+    assert [run.job.learner(32).full_recipe.objective for run in small[::2]] == ["ce", "sc", "sc+ssl", "sc+da"]
     assert {run.job.learner(32).full_recipe.lr for run in small} == {0.02}
     with pytest.raises(ValueError, match="embedding-dim varies dim itself"):
         plan(find("embedding-dim"), choice)
@@ -142,7 +147,8 @@ def test_choices_that_make_no_sense_are_refused() -> None:
 def test_small_scale_uses_embedded_data_and_every_row_has_its_own_value() -> None:
     runs = plan(find("embedding-dim"), Choice(small=True))
     assert {run.job.dataset for run in runs} == {"glyphs"}
-    assert [run.job.params["dim"] for run in runs] == [256, 1024, 2048, 3072]
+    assert [run.job.params["dim"] for run in runs] == [dim for dim in (256, 1024, 2048, 3072) for _ in "ab"]
+    assert [run.job.params["iterations"] for run in runs[1::2]] == [0] * 4
     assert {run.job.params["backbone"] for run in runs} == {"tiny_resnet18"}
 
 
@@ -239,6 +245,45 @@ def test_orders_on_one_network_pretend_no_interval() -> None:
     (line,) = ran(lines(experiment, place(experiment, varied)))
     assert line.ours["acc"].half == pytest.approx(4.3027 * 1.0 / 3**0.5, rel=1e-4)
     assert line.base == "a.safetensors"
+
+
+def on_kept(order: int, epochs: int, acc: float, network: str = "", **stream: JSON) -> RunResult:
+    """A run on stored features of a network that was trained on the first two of four classes in the seed's order."""
+    values = dsr(acc, order).to_json()
+    classes = class_order(4, order)
+    name = network or str(order)
+    origin: dict[str, JSON] = {"weights": f"cifar100-{name}.safetensors", "sha256": name, "stages": None}
+    trained: JSON = {"objective": "ce", "epochs": epochs, "schedule": "onecycle"}
+    values |= {"params": {**_usual(), "backbone": "features:160", "seed": order}, "base": origin}
+    values |= {"session_classes": [classes[:2], classes[2:3], classes[3:]]}
+    about = {**dsr(acc, order).stream, "features": {**origin, "trained": trained}, **stream}
+    return RunResult.from_json({**values, "stream": about})
+
+
+def test_networks_of_one_kind_are_averaged_over_class_orders() -> None:
+    experiment = find("main-60-4-10")
+    runs = [on_kept(0, 10, 0.5), on_kept(1, 14, 0.6)]
+    (line,) = ran(lines(experiment, place(experiment, runs)))
+    assert line.base == "ce, onecycle, one network a class order, 10 to 14 epochs"
+    assert (line.ours["acc"].mean, records_of(experiment, [line])[0]["runs"]) == (pytest.approx(55), "2 networks")
+    assert line.ours["acc"].half == pytest.approx(12.7062 * 5)
+    other_order = replace_order(on_kept(0, 10, 0.5), 3)  # its base classes are those of seed 0, the order is not
+    assert len(ran(lines(experiment, place(experiment, [*runs, other_order])))) == 2
+
+
+def replace_order(run: RunResult, order: int) -> RunResult:
+    return RunResult.from_json({**run.to_json(), "stream": {**run.stream, "order_seed": order}})
+
+
+def test_the_published_codes_leak_stands_in_its_own_table_and_says_so() -> None:
+    leaks = [on_kept(order, 10, 0.5, "0", foreign_order=True, novel_classes_in_network=20 + order) for order in (1, 2)]
+    assert place(find("main-60-4-10"), leaks) == []
+    own = find("published-protocol")
+    (line,) = ran(lines(own, place(own, [*leaks, on_kept(0, 10, 0.5)])))
+    assert "LEAK: one network for every class order, trained on 21 to 22 novel classes" in line.base
+    assert (len(line.runs), line.verdict) == (2, "leak: no comparison")
+    with pytest.raises(ValueError, match="name its file with --backbone-from"):
+        plan(own, Choice())
 
 
 def test_leaks_are_named_and_not_compared() -> None:
@@ -346,8 +391,11 @@ def test_summary_replaces_its_part_and_leaves_the_rest(tmp_path: Path) -> None:
     assert "30.0 (30.0/30.0)" in text
     assert "50.0 (50.0/50.0)" not in text
     assert text.count("20.0 (20.0/20.0)") == 1  # under lambda alone
-    assert "Not run: on cifar100 CE, SC+SSL, SC+DA; on mini_imagenet everything." in text
-    assert summary([]).count("Not run.") == len(EXPERIMENTS)
+    assert text.count("### Never run") == 1  # a list at the end
+    assert "- on mini_imagenet: everything\n" in text
+    assert "- base-strategies: CE, CE T=0, SC T=0, SC+SSL, SC+SSL T=0, SC+DA, SC+DA T=0\n" in text
+    assert "- published-protocol: everything\n" in text
+    assert summary([]).count(": everything") == len(EXPERIMENTS) + 3  # data sets
     page.write_text(text.replace(END, ""))
     with pytest.raises(ValueError, match="damaged"):
         write_summary([], page)
@@ -374,6 +422,37 @@ def test_paired_test_without_spread_or_pairs() -> None:
         paired(one[:1], one[1:])
     repeated = paired([dsr(0.4, 0), dsr(0.6, 0), dsr(0.6, 1)], one)  # a repeated order is no further draw
     assert (repeated.orders, repeated.mean) == (2, pytest.approx(0.0))
+
+
+def kept(folder: Path, name: str, seed: int, epochs: int, base: int = 60) -> Path:
+    """A file that says it was trained on the first classes of the seed's order; nobody runs it."""
+    header: dict[str, JSON] = {"classes": list(class_order(100, seed)[:base]), "recipe": {"epochs": epochs}}
+    write_tensors(folder / f"{name}.safetensors", {"x": torch.zeros(1)}, header)
+    return folder / f"{name}.safetensors"
+
+
+def test_kept_networks_are_found_by_their_classes(tmp_path: Path) -> None:
+    kept(tmp_path, "cifar100-a", 0, 10)
+    longer, other = kept(tmp_path, "cifar100-b", 0, 14), kept(tmp_path, "cifar100-c", 1, 10)
+    forty = kept(tmp_path, "cifar100-d", 0, 10, base=40)
+    kept(tmp_path, "core50-e", 2, 10)
+    found = [kept_network(tmp_path, "cifar100", "60+4x10", seed) for seed in (0, 1, 2)]
+    assert found == [longer, other, None]
+    assert kept_network(tmp_path, "cifar100", "40+6x10", 0) == forty
+    assert kept_network(tmp_path, "cifar100", "80+2x10", 0) is None
+    assert kept_network(tmp_path, "glyphs", "60+4x10", 0) is None
+    choice = Choice(datasets=("cifar100",), methods=("ncm", "dsr", "scr"), seeds=(0, 1, 2), networks=str(tmp_path))
+    runs = plan(find("main-60-4-10"), choice)
+    on = {(run.row.label, run.job.seed): run.job.network_from for run in runs}
+    assert [on["ncm", seed] for seed in (0, 1, 2)] == [str(longer), str(other), None]
+    assert on["DSR", 0] == str(longer)
+    assert on["SCR", 0] is None  # it trains its network on
+    assert {run.job.order_seed for run in runs} == {None}
+    told = kept_used(runs)
+    assert told[0] == f"seed 0: frozen methods begin from {longer}"
+    assert told[-1].endswith("DSR, SCR, ncm")  # all train at seed 2
+    trained = plan(find("main-60-4-10"), replace(choice, epochs=3))
+    assert {run.job.network_from for run in trained} == {None}
 
 
 def test_given_network_keeps_its_classes_for_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

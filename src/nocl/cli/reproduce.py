@@ -11,7 +11,8 @@ from nocl import data
 from nocl.cli.show import shown_progress
 from nocl.experiments.grid import Engine, Outcome
 from nocl.experiments.job import parse_settings
-from nocl.experiments.paper.reproduce import foreseen, keep, perform, rebuild, with_data
+from nocl.experiments.networks import KEPT
+from nocl.experiments.paper.reproduce import foreseen, keep, kept_used, perform, rebuild, with_data
 from nocl.experiments.paper.summary import committed, write_summary
 from nocl.experiments.paper.tables import EXPERIMENTS, MEMORIES, Choice, chosen_rows, find, plan
 from nocl.experiments.streams import CONTENDERS, Comparison, compare_streams
@@ -30,6 +31,9 @@ def reproduce(
     settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter of every run, key=value.")] = None,
     scale: Annotated[str, typer.Option(help="full, or small: embedded data and a tiny network, a trial.")] = "full",
     backbone_from: Annotated[Path | None, typer.Option(help="Take the base network from this file.")] = None,
+    networks: Annotated[
+        str, typer.Option(help="Folder of kept base networks, for methods on a frozen one; none: train them all.")
+    ] = str(KEPT),
     allow_leak: Annotated[
         bool, typer.Option("--allow-leak", help="Run partitions whose novel classes that network has seen; marked.")
     ] = False,
@@ -69,13 +73,16 @@ def reproduce(
     choice = Choice(
         datasets=_names(dataset), methods=_names(methods), seeds=parse_seeds(seeds),
         memories=tuple(int(size) for size in _names(memory)) or MEMORIES, epochs=epochs, small=_is_small(scale),
-        network=None if backbone_from is None else str(backbone_from), allow_leak=allow_leak,
+        network=None if backbone_from is None else str(backbone_from), networks=_folder(networks),
+        allow_leak=allow_leak,
         root=None if root is None else str(root), device=device, settings=parse_settings(settings or []),
     )  # fmt: skip
     runs, rows = plan(experiment, choice), chosen_rows(experiment, choice.methods)
     for row in rows:
         if not row.exists:
             typer.echo(f"{row.label}: nocl has no method {row.method!r}; its cells stay empty", err=True)
+    for line in kept_used(runs):
+        typer.echo(line, err=True)
     if dry_run:
         typer.echo("\n".join(foreseen(runs, out)))
         return
@@ -131,6 +138,15 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if not numbers or min(numbers) < 0 or (numbers == (0,) and "," not in text):
         raise ValueError(f"seeds {text!r}: at least one, and none below 0")
     return numbers if "," in text else tuple(range(numbers[0]))
+
+
+def _folder(networks: str) -> str | None:
+    """The folder of kept networks; the usual one need not be there."""
+    if networks == "none":
+        return None
+    if not Path(networks).is_dir() and networks != str(KEPT):
+        raise FileNotFoundError(f"--networks {networks}: no such folder; write none to train all base networks")
+    return networks
 
 
 def _names(text: str) -> tuple[str, ...]:

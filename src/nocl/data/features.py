@@ -112,9 +112,16 @@ def extract(
         origin={
             **origin, "stages": key["stages"],
             **({} if backbone == "reduced_resnet18" else {"backbone": backbone}),
-            **({} if engine == "torch" else {"engine": engine}),
+            **({} if engine == "torch" else {"engine": engine}), **_trained(weights),
         },
     )  # fmt: skip
+
+
+def _trained(network: Path) -> dict[str, JSON]:
+    """How the network was trained, where its file says it as a recipe of this package."""
+    recipe = None if str(network) == nets.PRETRAINED else read_tensors(network)[1].get("recipe")
+    names = ("objective", "epochs", "schedule")
+    return {"trained": {name: recipe.get(name) for name in names}} if isinstance(recipe, dict) else {}
 
 
 def _compute(folder: Path, data: Dataset, network: nets.Backbone, stages: Sequence[int] | None, engine: str) -> None:

@@ -34,7 +34,7 @@ TESTED_AT_ONCE = 2000  # features; of images, as many as `run` takes by default
 _NOT_IDENTITY = ("root", "device", "feature_cache", "allow_leak")
 _UNSET: dict[str, JSON] = {  # left out where they have this value, so that runs of before keep their names
     "engine": "torch", "arrivals": "", "test_every": 0, "network_from": None, "copy_partition": None,
-    "copy_holdout": 0.2,
+    "copy_holdout": 0.2, "foreign_order": False,
 }  # fmt: skip
 
 
@@ -46,8 +46,10 @@ class Job:
     Its classes stay the base classes, so that ``order_seed`` permutes the classes that follow, and no network is
     trained: methods on a frozen network run on features that are computed once and kept, the others get the network as
     their weights. Classes of that network that would come as novel ones are refused unless ``allow_leak``, and results
-    say how many they are. The data set ``embeddings`` is such features already. ``copy_partition`` runs on the small
-    copy of the problem that is made of the base classes' training images alone, for choosing parameters.
+    say how many they are. ``foreign_order`` takes the class order of ``order_seed`` whatever the network was trained
+    on, as the paper's published code does. The data set ``embeddings`` is such features already. ``copy_partition``
+    runs on the small copy of the problem that is made of the base classes' training images alone, for choosing
+    parameters.
 
     ``root``, ``feature_cache`` and ``device`` say where data lie and where to compute. They are not identity.
     """
@@ -70,6 +72,7 @@ class Job:
     network_from: str | None = None
     feature_cache: str | None = None  # None: the user's cache
     allow_leak: bool = False
+    foreign_order: bool = False
     copy_partition: str | None = None
     copy_holdout: float = 0.2  # the part of each class in that copy that is tested on
 
@@ -267,6 +270,7 @@ class Job:
             base_batch_size=self.base_batch_size,
             order_seed=self._order(),
             allow_leak=allow_leak,
+            foreign_order=self.foreign_order,
             rows_at_once=rows_at_once,
         )
 

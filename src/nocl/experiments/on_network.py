@@ -2,6 +2,7 @@
 
 One network file belongs to one set of base classes. A class that is novel in the stream and was trained on by the
 network is a leak: refused unless allowed, and then counted in the stream's description, which every result carries.
+A foreign order is the leak of the paper's published code: one network for all class orders, whatever it was trained on.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from nocl.data import Dataset
-from nocl.experiments.report.summary import LEAK, SILENT, UNTRAINED
+from nocl.experiments.report.summary import FOREIGN, LEAK, SILENT, UNTRAINED
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
@@ -27,19 +28,24 @@ def stream_on_network(
     base_batch_size: int = 100,
     order_seed: int = 0,
     allow_leak: bool = False,
+    foreign_order: bool = False,
     rows_at_once: int | None = None,
 ) -> Stream:
     """The data set as a stream for a network that was trained on these classes (none: the file does not say).
 
-    ``rows_at_once`` makes larger batches, for methods whose answer does not depend on them.
+    ``rows_at_once`` makes larger batches, for methods whose answer does not depend on them. ``foreign_order`` as in
+    :func:`blocks_on_network`.
     """
-    blocks = blocks_on_network(parse_partition(partition, data.n_classes), network_classes, order_seed)
+    sizes = parse_partition(partition, data.n_classes)
+    blocks = blocks_on_network(sizes, network_classes, order_seed, foreign=foreign_order)
     known = set(network_classes) or set(blocks[0])
     leaked = len(known - set(blocks[0]))
     if leaked and not allow_leak:
         raise WrongBaseError(
             f"partition {partition} has {len(blocks[0])} base classes, but the network was trained on {len(known)}: "
-            f"{leaked} of them would come again as novel; leave this partition out or allow the leak"
+            f"{leaked} of them would come again as novel; "
+            + ("give each class order a network of its own" if foreign_order else "leave this partition out")
+            + " or allow the leak"
         )
     about: dict[str, JSON] = {
         "dataset": data.name,
@@ -56,6 +62,8 @@ def stream_on_network(
     }
     if not network_classes:
         about[SILENT] = True
+    if foreign_order:
+        about[FOREIGN] = True
     if rows_at_once is not None:
         about["rows_at_once"] = rows_at_once
     return Stream(
@@ -70,17 +78,28 @@ def stream_on_network(
     )
 
 
-def blocks_on_network(sizes: Sequence[int], network_classes: Sequence[int], order: int) -> list[tuple[int, ...]]:
-    """Classes of each session. Order 0 is the usual order of seed 0; others permute what comes after the base.
+def blocks_on_network(
+    sizes: Sequence[int], network_classes: Sequence[int], order: int, *, foreign: bool = False
+) -> list[tuple[int, ...]]:
+    """Classes of each session. The order of the seed whose first classes are the network's is taken as it is.
 
-    The base session takes the network's own classes first. If it is smaller than they are, some come later as if
-    novel. If it is larger, classes the network has not seen fill it up, a different set in each order.
+    Any other order permutes what comes after the base; order 0 leaves it in the usual order of seed 0. The base session
+    takes the network's own classes first. If it is smaller than they are, some come later as if novel. If it is larger,
+    classes the network has not seen fill it up, a different set in each order. ``foreign``: the order of the seed
+    whatever the network was trained on.
     """
-    usual = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(0)).tolist()
-    known = list(network_classes) or usual[: sizes[0]]
-    early = known[: sizes[0]]
-    late = [*known[sizes[0] :], *(label for label in usual if label not in set(known))]
-    if order:
-        late = [late[i] for i in torch.randperm(len(late), generator=generator(order, "arena order"))]
-    everything = [*early, *late]
+    known = list(network_classes) or class_order(sum(sizes), 0)[: sizes[0]]
+    everything = class_order(sum(sizes), order)
+    if not foreign and everything[: len(known)] != known:
+        usual = class_order(sum(sizes), 0)
+        late = [*known[sizes[0] :], *(label for label in usual if label not in set(known))]
+        if order:
+            late = [late[i] for i in torch.randperm(len(late), generator=generator(order, "arena order"))]
+        everything = [*known[: sizes[0]], *late]
     return [tuple(everything[a:b]) for a, b in pairwise(np.cumsum([0, *sizes]).tolist())]
+
+
+def class_order(n_classes: int, seed: int) -> list[int]:
+    """The class order of a seed, as :func:`~nocl.streams.class_incremental` has it."""
+    order: list[int] = torch.randperm(n_classes, generator=torch.Generator().manual_seed(seed)).tolist()
+    return order

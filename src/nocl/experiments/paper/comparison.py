@@ -13,9 +13,10 @@ from functools import cache
 from typing import NamedTuple
 
 from nocl.experiments.job import Job
+from nocl.experiments.on_network import class_order
 from nocl.experiments.paper import values as paper
 from nocl.experiments.paper.tables import Experiment, Row, effective
-from nocl.experiments.report.summary import LEAK, UNTRAINED, Estimate, draws, over_seeds, text
+from nocl.experiments.report.summary import FOREIGN, LEAK, UNTRAINED, Estimate, draws, over_seeds, text
 from nocl.experiments.report.tables import Table
 from nocl.methods import METHODS
 from nocl.plumbing.registry import by_name
@@ -122,6 +123,8 @@ def place(experiment: Experiment, results: Iterable[RunResult], *, loosely: bool
     for result in results:
         if not result.finished or result.stream.get("partition") != experiment.partition:
             continue
+        if bool(result.stream.get(FOREIGN)) != experiment.foreign_orders:
+            continue  # the leak of the published code stands in a table of its own
         if "features" in result.stream and "acc" not in experiment.metrics:
             continue  # its time is not that of a run
         for row in experiment.rows:
@@ -167,7 +170,8 @@ def base_text(result: RunResult) -> str:
     words = [] if backbone in (None, "reduced_resnet18") else [str(backbone)]
     weights = result.params.get("weights") or result.base.get("weights")
     if weights:
-        return ", ".join([*words, str(weights).rpartition("/")[2], *_heads(result), *_strays(result)])
+        named = _kept_kind(result) or str(weights).rpartition("/")[2]
+        return ", ".join([*words, named, *_heads(result), *_strays(result)])
     return ", ".join([*words, recipe_text(_recipe(result))])
 
 
@@ -186,8 +190,32 @@ def _heads(result: RunResult) -> list[str]:
     return [f"projection by {recipe['objective']}, {recipe['head_epochs']} epochs{views}"]
 
 
+def _kept_kind(result: RunResult) -> str | None:
+    """What networks share that were trained alike, one for each class order: their results are averaged."""
+    trained, order = _trained(result), result.stream.get("order_seed")
+    if trained is None or not isinstance(order, int) or result.stream.get(FOREIGN):
+        return None
+    base = list(result.session_classes[0])
+    own = class_order(sum(map(len, result.session_classes)), order)[: len(base)] == base
+    return f"{trained.get('objective')}, {trained.get('schedule')}, one network a class order" if own else None
+
+
+def _trained(result: RunResult) -> dict[str, JSON] | None:
+    features = result.stream.get("features")
+    trained = features.get("trained") if isinstance(features, dict) else None
+    return trained if isinstance(trained, dict) else None
+
+
+def _range(runs: Sequence[RunResult], read: Callable[[RunResult], JSON]) -> str:
+    """The values of the runs as one number or from the least to the largest; empty if there are none."""
+    values = sorted({value for run in runs if isinstance(value := read(run), int) and value})
+    return "" if not values else str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
 def _strays(result: RunResult) -> list[str]:
     """How far the network is from the one that the partition asks for."""
+    if result.stream.get(FOREIGN):
+        return ["LEAK: one network for every class order"]
     leaked, untrained = (result.stream.get(name) for name in (LEAK, UNTRAINED))
     return [f"LEAK: trained on {leaked} novel classes"] * bool(leaked) + [
         f"not trained on {untrained} base classes"
@@ -286,6 +314,10 @@ def _line(
         if (value := over_seeds(runs, _READ[metric])) is not None:
             ours[metric] = value
     usual = bool(runs) and base == recipe_text(_asked_recipe(row))
+    if any(_kept_kind(run) for run in runs):
+        base += f", {_range(runs, lambda run: (_trained(run) or {}).get('epochs'))} epochs"
+    if any(run.stream.get(FOREIGN) for run in runs):
+        base += f", trained on {_range(runs, lambda run: run.stream.get(LEAK))} novel classes"
     cell = paper.find(experiment.table, row.label, dataset, memory)
     return Line(row, dataset, memory, base, setting, usual, cell, tuple(runs), ours)
 

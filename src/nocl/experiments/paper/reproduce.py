@@ -7,6 +7,7 @@ from statistics import median
 
 from nocl.data import MissingDataError
 from nocl.experiments.grid import RUNS, Engine, Outcome, finished, folder_of, run_grid
+from nocl.experiments.job import Job
 from nocl.experiments.paper.comparison import Line, Record, lines, records_of, table_of
 from nocl.experiments.paper.figures import draw
 from nocl.experiments.paper.tables import Experiment, Planned, Row, find
@@ -31,9 +32,12 @@ def perform(
 def with_data(runs: Sequence[Planned]) -> tuple[list[Planned], dict[str, str]]:
     """The runs whose data set is here, and why the other sets are not. A leak is refused here, before anything runs."""
     missing: dict[str, str] = {}
-    for dataset in dict.fromkeys(run.job.dataset for run in runs):
+    first: dict[tuple[str, int | None], Job] = {}  # only foreign orders differ in what leaks
+    for run in runs:
+        first.setdefault((run.job.dataset, run.job.order_seed if run.job.foreign_order else None), run.job)
+    for (dataset, _), job in first.items():
         try:
-            next(run.job for run in runs if run.job.dataset == dataset).check_order()
+            job.check_order()
         except MissingDataError as error:
             missing[dataset] = str(error)
     if runs and len(missing) == len({run.job.dataset for run in runs}):
@@ -61,6 +65,14 @@ def foreseen(runs: Sequence[Planned], out: Path) -> list[str]:
                 state += f", last {duration(took)}"
         told.append(f"{state:26} {run!s:44} {folder.name}")
     return [*told, f"{len(runs)} runs: {len(runs) - left} finished, {left} to run"]
+
+
+def kept_used(runs: Sequence[Planned]) -> list[str]:
+    """Which kept network the runs of each seed begin from, and which runs train their own beside them."""
+    used = {run.job.seed: run.job.network_from for run in runs if run.job.network_from and run.job.order_seed is None}
+    told = [f"seed {seed}: frozen methods begin from {path}" for seed, path in sorted(used.items())]
+    own = sorted({run.row.label for run in runs if run.job.network_from is None})
+    return [*told, f"these train a base network of their own: {', '.join(own)}"] if told and own else told
 
 
 def write_experiment(experiment: Experiment, table: Sequence[Line], folder: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """REPRODUCTION.md: the part between two marks is written from committed results, the rest is left as it is."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,38 +33,42 @@ def committed(folder: Path) -> list[Kept]:
 
 
 def summary(results: Sequence[Kept]) -> str:
-    """A table for each experiment with results, a verdict a row, and what was not run."""
+    """A table for each experiment with results, a verdict a row; at the end, once, what was never run."""
     parts = [
         "## The paper's tables and ours",
         f"From {len(results)} committed results. {NOTE}",
     ]
+    tables: dict[str, list[Line]] = {}
     for experiment in EXPERIMENTS.values():
         own = [kept.result for kept in results if kept.folder == experiment.name]
         others = [kept.result for kept in results if kept.folder != experiment.name]
         table = lines(experiment, place(experiment, own, loosely=True) + place(experiment, others))
+        tables[experiment.name] = table
         ran = [line for line in table if line.runs]
-        parts.append(f"### {experiment.name}: {experiment.title}")
-        if experiment.claim:
-            parts.append(f"The paper says: {experiment.claim}.")
         if ran:
+            parts.append(f"### {experiment.name}: {experiment.title}")
+            if experiment.claim:
+                parts.append(f"The paper says: {experiment.claim}.")
             header = [*HEADER, "Commit"]
             body = [[*cells, _commits(line)] for cells, line in zip(table_body(ran), ran)]
             parts.append(markdown_table(header, body).rstrip())
-        parts += _not_run(table)
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *_never_run(tables)])
 
 
-def _not_run(table: Sequence[Line]) -> list[str]:
-    """What is missing, by data set; nothing if all was run."""
-    missing = {}
-    for dataset in dict.fromkeys(line.dataset for line in table):
-        some = [line for line in table if line.dataset == dataset]
-        left = [line.row.label + ("" if line.memory is None else f" {line.memory}") for line in some if not line.runs]
+def _never_run(tables: Mapping[str, Sequence[Line]]) -> list[str]:
+    """What is missing: data sets without any run, experiments without any, then rows of the others."""
+    everything = [line for table in tables.values() for line in table]
+    touched = {line.dataset for line in everything if line.runs}
+    items = [f"- on {name}: everything" for name in dict.fromkeys(e.dataset for e in everything) if name not in touched]
+    for name, table in tables.items():
+        left = {
+            line.row.label + ("" if line.memory is None else f" {line.memory}"): None
+            for line in table
+            if not line.runs and (line.dataset in touched or not any(other.runs for other in table))
+        }
         if left:
-            missing[dataset] = ", ".join(left) if len(left) < len(some) else "everything"
-    if not any(line.runs for line in table):
-        return ["Not run."]
-    return [f"Not run: {'; '.join(f'on {dataset} {left}' for dataset, left in missing.items())}."] if missing else []
+            items.append(f"- {name}: {', '.join(left) if any(line.runs for line in table) else 'everything'}")
+    return ["### Never run", "\n".join(items)] if items else []
 
 
 def write_summary(results: Sequence[Kept], path: Path) -> None:

@@ -5,12 +5,14 @@ here and nothing is drawn. Rows of methods that the paper does not have stand be
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nocl.experiments.job import Job, over
+from nocl.experiments.networks import kept_network
 from nocl.learner import Learner
 from nocl.methods import METHODS
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
@@ -56,6 +58,7 @@ class Experiment:
     metrics: tuple[str, ...] = ("acc", "base", "novel", "hm")
     figure: Literal["bars", "sweep", "losses"] = "bars"
     trains_its_base: bool = False  # the base network is what differs, so none can be given
+    foreign_orders: bool = False  # one given network for every class order, as the published code: a leak, never tacit
     claim: str = ""  # what the paper says in words
 
 
@@ -70,6 +73,7 @@ class Choice:
     epochs: int | None = None
     small: bool = False
     network: str | None = None  # the file of a given base network
+    networks: str | None = None  # a folder of kept networks, for methods on a frozen network
     allow_leak: bool = False
     root: str | None = None
     device: str = "cpu"
@@ -105,6 +109,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
         "DSR",
     )
 }  # fmt: skip
+CONTROL = Row("DSR T=0", "dsr", params={"iterations": 0})
 _PARTITION_ROWS = ("ALICE", "PASS", "SCR", "SCR_ft", "OCM", "OCM_ft", "DVC", "DVC_ft", "DSR")
 _MAIN_ROWS = tuple(_NAMES)
 
@@ -119,9 +124,14 @@ def _partition(text: str, rows: tuple[str, ...], title: str) -> Experiment:
     known = {_NAMES[label][0] for label in rows}
     others = tuple(Row(name, name) for name in METHODS if name not in known)
     name = "partition-" if text != "60+4x10" else "main-"
-    return Experiment(
-        name + text.replace("+", "-").replace("x", "-"), title, _methods(*rows) + others, text, ALL_DATASETS, text
-    )
+    name += text.replace("+", "-").replace("x", "-")
+    return Experiment(name, title, (*_methods(*rows), CONTROL, *others), text, ALL_DATASETS, text)
+
+
+def _beside_control(label: str, params: dict[str, JSON], x: float | None = None) -> tuple[Row, ...]:
+    """A row of DSR and the same without refinement: what is left of it is the projection."""
+    control = Row(f"{label} T=0", "dsr", params={**params, **CONTROL.params})
+    return Row(label, "dsr", params=params, panel="" if x is None else "D", x=x), control
 
 
 _STRATEGIES = {"CE": "ce", "SC": "sc", "SC+SSL": "sc+ssl", "SC+DA": "sc+da"}
@@ -133,7 +143,11 @@ _LIST = (
     Experiment(
         "base-strategies",
         "DSR after different base training",
-        tuple(Row(label, "dsr", params={"recipe": {"objective": name}}) for label, name in _STRATEGIES.items()),
+        tuple(
+            row
+            for label, name in _STRATEGIES.items()
+            for row in _beside_control(label, {"recipe": {"objective": name}})
+        ),
         table="base_training",
         trains_its_base=True,
         claim="SC is better than CE; SSL and DA each improve base and novel classes further",
@@ -141,7 +155,7 @@ _LIST = (
     Experiment(
         "embedding-dim",
         "Dimension of the high-dimensional prototypes",
-        tuple(Row(str(dim), "dsr", params={"dim": dim}, panel="D", x=dim) for dim in (256, 1024, 2048, 3072)),
+        tuple(row for dim in (256, 1024, 2048, 3072) for row in _beside_control(str(dim), {"dim": dim}, dim)),
         table="embedding_dim",
         figure="sweep",
         claim="larger is better up to 2048, beyond it brings little",
@@ -157,7 +171,7 @@ _LIST = (
     Experiment(
         "iterations",
         "Online iterations T",
-        _sweep("iterations", (1, 5, 10, 20, 50, 100), "T"),
+        _sweep("iterations", (0, 1, 5, 10, 20, 50, 100), "T"),
         datasets=("mini_imagenet",),
         figure="sweep",
         claim="20 is best; fewer harm, more cost little accuracy",
@@ -171,6 +185,15 @@ _LIST = (
         datasets=("mini_imagenet",),
         figure="sweep",
         claim="equal numbers are best; more than 20 brings little",
+    ),
+    Experiment(
+        "published-protocol",
+        "One base network for every class order, as the published code resumes it: a leak",
+        (*_methods("DSR"), CONTROL, *(Row(name, name) for name in ("ncm", "slda", "fecam"))),
+        table="60+4x10",
+        datasets=("cifar100",),
+        foreign_orders=True,
+        claim="nothing of this kind; its code's README resumes one checkpoint for ten class orders",
     ),
     Experiment(
         "overhead",
@@ -203,6 +226,10 @@ def plan(experiment: Experiment, choice: Choice) -> list[Planned]:
     """The runs, so ordered that every row of the table has something first: by seed, exemplar-free methods ahead."""
     if choice.network is not None and experiment.trains_its_base:
         raise ValueError(f"{experiment.name} compares base networks and trains each of them: leave --backbone-from out")
+    if experiment.foreign_orders and choice.network is None and not choice.small:
+        raise ValueError(
+            f"{experiment.name} gives one network to every class order: name its file with --backbone-from"
+        )
     rows = [row for row in chosen_rows(experiment, choice.methods) if row.exists]
     for row in rows:
         _refuse_clash(experiment, row, choice.settings)
@@ -275,11 +302,24 @@ def _job(experiment: Experiment, row: Row, memory: int | None, dataset: str, see
     if recipe:
         params = over({"recipe": recipe}, params)
     given = choice.network is not None  # its base classes stay, a seed decides the order of the others
-    return Job(
+    job = Job(
         row.method, params, row.preset, dataset, SMALL_DATA if choice.small else {}, choice.root, experiment.partition,
         0 if given else seed, seed if given else None, device=choice.device, network_from=choice.network,
-        allow_leak=choice.allow_leak,
+        allow_leak=choice.allow_leak, foreign_order=experiment.foreign_orders,
     )  # fmt: skip
+    return job if given else _on_kept(job, experiment, choice)
+
+
+def _on_kept(job: Job, experiment: Experiment, choice: Choice) -> Job:
+    """The job on the kept network of its class order, where there is one and the method needs no more than features."""
+    trains = experiment.trains_its_base or "acc" not in experiment.metrics or choice.epochs is not None
+    if choice.networks is None or choice.small or trains:
+        return job
+    found = kept_network(Path(choice.networks), job.dataset, job.partition, job.seed)
+    if found is None or job.chosen().get("weights"):
+        return job
+    on_it = replace(job, network_from=str(found))
+    return on_it if on_it.on_features() else job
 
 
 def unusual(row: Row) -> dict[str, JSON]:

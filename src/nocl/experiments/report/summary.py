@@ -20,6 +20,7 @@ ORDER_KEYS = frozenset({"seed", "order_seed", "order", "class_order", "classes",
 SPEED_KEYS = frozenset({"rows_at_once"})
 LEAK, UNTRAINED = "novel_classes_in_network", "base_classes_not_in_network"
 SILENT = "network_classes_unknown"  # True where nobody says what the network was trained on
+FOREIGN = "foreign_order"  # the base classes are not those of the network: the leak of the published code
 NO_SPREAD = 1e-3  # of the mean: an interval of orders that is narrower is rounding, not an interval
 BASE_KEYS = ("recipe", "epochs")
 
