@@ -16,7 +16,7 @@ from typing import Any
 
 from nocl.learner import FrozenLearner, Learner, UnsupportedError
 from nocl.methods import name_of
-from nocl.methods._saving import load_with_extra, save
+from nocl.methods._saving import load_with_extra, save, texts
 from nocl.metrics import Exam, assess
 from nocl.plumbing.progress import track
 from nocl.plumbing.types import JSON
@@ -135,7 +135,8 @@ def _continue(learner: Learner, stream: Stream, folder: Path | None, test_every:
     """The result so far, with ``learner`` brought to that state; None where nothing was written yet."""
     if folder is None or not (folder / STATE).exists():
         return None
-    saved, extra = load_with_extra(folder / STATE, trust=(name_of(learner), learner.backbone))  # this learner's own
+    own = (name_of(learner), *texts(learner.get_params()))
+    saved, extra = load_with_extra(folder / STATE, trust=own)
     result = RunResult.from_json(extra.get("result"))
     wanted = (name_of(learner), _params(learner), json.loads(json.dumps(stream.describe())))
     if (result.method, result.params, result.stream) != wanted:

@@ -8,6 +8,7 @@ It works in pipelines, searches and cross-validation. Needs the extra ``sklearn`
 a safetensors file, which is safe to open; a pickle is safe only from people you trust.
 """
 
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ except ImportError as error:
     raise ImportError("nocl.sklearn needs the extra: pip install 'nocl[sklearn]'") from error
 
 from nocl.app.vector_learner import VectorLearner, check_own_parameters, probabilities
+from nocl.methods._saving import check_trust
 from nocl.plumbing.files import DamagedFileError
 from nocl.plumbing.types import JSON
 
@@ -165,6 +167,10 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         arguments, label_type = about.get("estimator"), about.get("label_type")
         if not isinstance(arguments, dict) or not isinstance(label_type, str):
             raise DamagedFileError(f"{path} is not a StreamingClassifier")
+        if not re.fullmatch(r"[<>|=]?([biuf]\d|[US]\d{1,5}|O)", label_type):
+            raise DamagedFileError(f"{path}: labels of type {label_type[:20]!r} are neither text nor numbers")
+        params = arguments.get("params") or {}
+        check_trust(Path(path), str(arguments.get("method")), params if isinstance(params, dict) else {}, trust)
         try:
             made = cls(**arguments, device=device)  # type: ignore[arg-type]
             made._keep(vectors, np.array(about["announced"], dtype=np.dtype(label_type)))

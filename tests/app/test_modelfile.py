@@ -95,7 +95,7 @@ def test_a_resigned_copy_without_changes_loads(saved: Path, tmp_path: Path) -> N
         ({"tensors": {"stats.mean": torch.zeros(3, 64, dtype=torch.float64)}}, "does not fit"),
         ({"tensors": {"stats.count": torch.tensor([-1, 2])}}, "negative"),
         ({"tensors": {"stats.count": torch.tensor([8, 9])}}, "counts in the header"),
-        ({"tensors": {"n_base_": torch.tensor(3)}}, "3 base classes among 2"),
+        ({"tensors": {"n_base_": torch.tensor(3)}}, "counts 3 classes of 2"),
         ({"tensors": {"network.std": torch.zeros(1, 3, 1, 1)}}, "standard deviation|does not fit"),
         ({"tensors": {"_extra_state": torch.zeros(3, dtype=torch.uint8)}}, "does not fit"),
         ({"tensors": {"more": torch.zeros(3)}}, "does not fit"),

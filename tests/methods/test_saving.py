@@ -16,6 +16,7 @@ from nocl.checks import QUICK, easy_images
 from nocl.methods import make
 from nocl.methods._saving import load, save
 from nocl.plumbing.files import DamagedFileError, read_tensors
+from nocl.plumbing.registry import UntrustedNameError, by_name, importing_only
 from nocl.plumbing.sealed import content_digest
 
 FIRST = Path(__file__).parents[1] / "fixtures" / "first_edition"
@@ -45,7 +46,10 @@ def resigned(saved: Path, to: Path, tensors: dict[str, torch.Tensor] | None = No
 @pytest.mark.parametrize(
     "changes",
     [{"params": {"backbone": "antigravity:fly"}}, {"method": "antigravity:Fly"}, {"method": "os:abort"},
-     {"params": {"recipe": {"objective": "antigravity:fly"}}}],
+     {"params": {"recipe": {"objective": "antigravity:fly"}}}, {"params": {"backbone": "antigravity:fly@64"}},
+     {"params": {"backbone": "antigravity:fly.x"}}, {"params": {"backbone": "antigravity:fly!"}},
+     {"params": {"recipe": {"objective": "antigravity:fly@3"}}}, {"params": {"backbone": "timm:hf_hub:some/one"}},
+     {"params": {"recipe": {"options": {"a": [["antigravity:fly"]]}}}}],
 )  # fmt: skip
 def test_what_a_checkpoint_names_is_not_imported_unless_it_is_trusted(
     saved: Path, tmp_path: Path, changes: dict[str, Any]
@@ -55,6 +59,27 @@ def test_what_a_checkpoint_names_is_not_imported_unless_it_is_trusted(
         with pytest.raises(DamagedFileError, match="trust=True"):
             load(path, trust=trust)
     assert "antigravity" not in sys.modules
+
+
+def test_nothing_is_imported_even_where_the_header_was_not_looked_at() -> None:
+    """The second lock: the registry itself refuses, whatever a name looks like and wherever it stood."""
+    names = ("antigravity:fly", "antigravity:fly@64", "\N{LATIN SMALL LETTER E WITH ACUTE}vil:f", ":x", "a:b:c")
+    with importing_only(["json:dumps"]):
+        assert by_name("json:dumps", {}, "thing") is json.dumps
+        for name in names:
+            with pytest.raises(UntrustedNameError, match="was not imported"):
+                by_name(name, {}, "thing")
+    assert "antigravity" not in sys.modules
+
+
+def test_own_networks_that_are_trusted_by_name_load_with_a_side_too(tmp_path: Path) -> None:
+    learner = make("ncm", **{**QUICK, "backbone": "nocl.nets.resnet:tiny_resnet18@48"})
+    learner.observe(*easy_images((3, 5), 2, seed=0))
+    save(learner, tmp_path / "own")
+    for trust in (("nocl.nets.resnet:tiny_resnet18",), ("nocl.nets.resnet:tiny_resnet18@48",), True):
+        assert load(tmp_path / "own", trust=trust).backbone == "nocl.nets.resnet:tiny_resnet18@48"
+    with pytest.raises(DamagedFileError, match="trust=True"):
+        load(tmp_path / "own")
 
 
 def test_an_old_checkpoint_without_a_digest_still_loads_and_is_not_trusted_more(tmp_path: Path) -> None:
@@ -84,8 +109,8 @@ def test_every_flipped_bit_is_noticed(saved: Path, tmp_path: Path) -> None:
     ("tensors", "words"),
     [
         ({"stats.mean": torch.full((2, 64), torch.nan, dtype=torch.float64)}, "NaN|fit"),
-        ({"stats.count": torch.tensor([-1, 4])}, "negative count"),
-        ({"n_base_": torch.tensor(3)}, "3 base classes among 2"),
+        ({"stats.count": torch.tensor([-1, 4])}, "negative"),
+        ({"n_base_": torch.tensor(3)}, "counts 3 classes of 2"),
         ({"network.std": torch.zeros(1, 3, 1, 1)}, "standard deviation|fit"),
         ({"classes_": torch.tensor([3, 3])}, "twice"),
     ],

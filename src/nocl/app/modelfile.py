@@ -18,7 +18,8 @@ from torch import Tensor
 from nocl.app import backbones
 from nocl.learner import Learner
 from nocl.methods import name_of, remake
-from nocl.methods._saving import check_meaning, check_trust, check_types
+from nocl.methods._meaning import check_meaning
+from nocl.methods._saving import check_trust, check_types, only_trusted
 from nocl.nets import BACKBONES, split_side, state_digest
 from nocl.plumbing.files import DamagedFileError
 from nocl.plumbing.sealed import NoLargerThan, read_sealed, sealed_bytes
@@ -66,7 +67,7 @@ def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learn
     header, tensors = _checked(path)
     method, params = _method(path, header, trust)
     try:
-        with NoLargerThan(tensors):
+        with NoLargerThan(tensors), only_trusted(trust):
             learner = remake(method, params)
         tensors = _with_network(path, header, learner, tensors)  # from what is installed: the file need not justify it
         check_types(path, learner, tensors)
@@ -146,7 +147,7 @@ def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSO
     plain, enlarged = split_side(backbone)
     if enlarged is not None and not 1 <= enlarged <= MAX_SIDE:
         raise DamagedFileError(f"{path}: the network enlarges images to {enlarged} px, above {MAX_SIDE}")
-    check_trust(path, method, params, trust)
+    check_trust(path, method, {**params, "named": header["backbone"]}, trust)
     known = plain in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}|features:\d{1,6}", plain) is not None
     if not known and not trust:
         raise DamagedFileError(
@@ -193,9 +194,6 @@ def _with_network(path: Path, header: Header, learner: Learner, tensors: dict[st
 
 
 def _check_statistics(path: Path, header: Header, learner: Learner) -> None:
-    for name, tensor in learner.state_dict().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise DamagedFileError(f"{path}: {name} holds NaN or infinity")
     counts = torch.tensor(header["counts"], dtype=torch.int64)
     if len(counts) != len(learner.classes_) or len(counts) > MAX_CLASSES:
         raise DamagedFileError(f"{path}: {len(counts)} counts for {len(learner.classes_)} classes")

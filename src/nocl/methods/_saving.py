@@ -6,6 +6,7 @@ justify, and what was loaded must make sense: finite statistics, no negative var
 
 import re
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -13,18 +14,19 @@ from torch import Tensor
 
 from nocl.learner import Learner
 from nocl.methods import METHODS, name_of, remake
-from nocl.methods.rda.covariances import ClassShapes
+from nocl.methods._meaning import check_meaning
+from nocl.nets import split_side
 from nocl.plumbing.files import DamagedFileError, read_tensors, write_atomically
+from nocl.plumbing.registry import importing_only
 from nocl.plumbing.sealed import NoLargerThan, opened, sealed_bytes
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
-from nocl.stats.class_stats import ClassStats
-from nocl.stats.memory import Memory
 
 KIND = "nocl learner"
 FORMAT = 2  # 1 had no digest
 Trust = bool | Collection[str]  # True, or the names (``module:name``) that may be imported
-_OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# texts with a colon that name no code of others
+_HARMLESS = re.compile(r"(timm:[\w.\-]{1,100}|features:\d{1,9})(@\d{1,4})?|steps:[\d,]{1,200}", re.ASCII)
 _UNFIT = (RuntimeError, KeyError, ValueError, TypeError, IndexError, OverflowError, MemoryError, AttributeError)
 
 
@@ -70,7 +72,7 @@ def load_with_extra(path: Path, *, trust: Trust = False, device: str = "cpu") ->
         raise DamagedFileError(f"{path}: the header lacks a method or its parameters")
     check_trust(path, method, params, trust)
     try:
-        with NoLargerThan(tensors):
+        with NoLargerThan(tensors), only_trusted(trust):
             learner = remake(method, params)
             check_types(path, learner, tensors)
             learner.load_state_dict(tensors)
@@ -85,18 +87,29 @@ def load_with_extra(path: Path, *, trust: Trust = False, device: str = "cpu") ->
 
 
 def check_trust(path: Path, method: str, params: dict[str, JSON], trust: Trust) -> None:
-    """Refuse a file that names code which does not ship with nocl, before it is imported."""
+    """Refuse a file that names code which does not ship with nocl, before anything is built from it."""
     if trust is True:
         return
-    named = {name for name in _texts(params) if _OWN_CODE.fullmatch(name) and not name.startswith("timm:")}
+    named = {text for text in texts({**params, "weights": None}) if ":" in text and not _HARMLESS.fullmatch(text)}
     if method not in METHODS:
         named.add(method)
-    unknown = sorted(named - set(trust or ()))
+    unknown = sorted(name for name in named if not _trusted_names(trust) & {name, split_side(name)[0]})
     if unknown:
         raise DamagedFileError(
             f"{path} names {', '.join(map(repr, unknown))}, which does not ship with nocl; loading would run its code: "
             "load it with trust=True (--trust) only if you know who made it"
         )
+
+
+def only_trusted(trust: Trust) -> AbstractContextManager[None]:
+    """While active, nothing is imported that is not trusted, whatever a header says and wherever it says it."""
+    return nullcontext() if trust is True else importing_only(_trusted_names(trust))
+
+
+def _trusted_names(trust: Trust) -> set[str]:
+    given = () if isinstance(trust, bool) else trust
+    shipped = {cls.base_recipe.objective for cls in METHODS.values()}
+    return {*shipped, *given, *(split_side(name)[0] for name in given)}
 
 
 def check_types(path: Path, learner: Learner, tensors: dict[str, Tensor]) -> None:
@@ -111,49 +124,14 @@ def check_types(path: Path, learner: Learner, tensors: dict[str, Tensor]) -> Non
             raise DamagedFileError(f"{path}: {name} is {tensors[name].dtype}, not {tensor.dtype}")
 
 
-def check_meaning(path: Path, learner: Learner) -> None:
-    """What was loaded can be what a learner had: no NaN, no negative variance, no class or row that is not there."""
-    n_classes = len(learner.classes_)
-    if not 0 <= int(learner.n_base_) <= n_classes:
-        raise DamagedFileError(f"{path}: {int(learner.n_base_)} base classes among {n_classes} classes")
-    network = learner.network
-    if not bool(torch.isfinite(network.mean).all()) or not bool(
-        (torch.isfinite(network.std) & (network.std > 0)).all()
-    ):
-        raise DamagedFileError(f"{path}: the network's mean or standard deviation of pixels is not possible")
-    for name, module in learner.named_modules():
-        if isinstance(module, ClassStats):
-            _check_statistics(path, name, module)
-        if isinstance(module, ClassShapes):
-            _check_rows(path, f"{name}.row", module.row, -1, len(module.triangle))
-        if isinstance(module, Memory):
-            _check_rows(path, f"{name}.filled", module.filled, 0, len(module.columns) + 1)
-            _check_rows(path, f"{name}.columns", module.columns[: int(module.filled)], 0, n_classes)
-    own = learner.network_state_names()
-    for name, tensor in learner.named_buffers():
-        if name not in own and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise DamagedFileError(f"{path}: {name} holds NaN or infinity")
-
-
-def _check_rows(path: Path, name: str, rows: Tensor, lowest: int, end: int) -> None:
-    if rows.numel() and not (lowest <= int(rows.min()) and int(rows.max()) < end):
-        raise DamagedFileError(f"{path}: {name} points outside of what is stored")
-
-
-def _check_statistics(path: Path, name: str, stats: ClassStats) -> None:
-    if bool((stats.count < 0).any()):
-        raise DamagedFileError(f"{path}: a class has a negative count")
-    variances = stats.scatter
-    if stats.spread in ("full", "shared"):
-        variances = stats.scatter.diagonal(dim1=-2, dim2=-1)
-    scale = float(variances.abs().max()) if variances.numel() else 0.0
-    if variances.numel() and float(variances.min()) < -1e-9 * scale:  # below rounding
-        raise DamagedFileError(f"{path}: {name} holds a negative variance")
-
-
-def _texts(value: JSON) -> Iterator[str]:
+def texts(value: JSON) -> Iterator[str]:
+    """Every text in a JSON value, names of entries too."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item)

@@ -1,15 +1,36 @@
-"""Names to objects: a key of a literal table, or a user's own as ``module:name``. Wrong names get a helpful error."""
+"""Names to objects: a key of a literal table, or a user's own as ``module:name``. Wrong names get a helpful error.
+
+This is the one place that imports what a name says, so it is also the place that refuses: while a file is read that
+nobody vouched for, nothing is imported (:func:`importing_only`), wherever in the file the name stood.
+"""
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
+_allowed: ContextVar[frozenset[str] | None] = ContextVar("_allowed", default=None)  # None: everything
 
 
 class UnknownNameError(ValueError):
     """A name that is in no table; the message lists the valid ones and the nearest."""
+
+
+class UntrustedNameError(ValueError):
+    """A file that is not trusted names code to import."""
+
+
+@contextmanager
+def importing_only(names: Collection[str]) -> Iterator[None]:
+    """While the block runs, :func:`by_name` imports these names and no others."""
+    before = _allowed.set(frozenset(names))
+    try:
+        yield
+    finally:
+        _allowed.reset(before)
 
 
 def by_name(name: str, table: Mapping[str, T], kind: str) -> T:
@@ -23,6 +44,9 @@ def by_name(name: str, table: Mapping[str, T], kind: str) -> T:
         return table[name]
     if ":" not in name:
         raise UnknownNameError(unknown(name, table, kind) + ", or your own as module:name")
+    allowed = _allowed.get()
+    if allowed is not None and name not in allowed:
+        raise UntrustedNameError(f"{kind} {name!r} is not trusted and was not imported")
     module_name, _, attribute = name.partition(":")
     try:
         found: T = getattr(importlib.import_module(module_name), attribute)
