@@ -261,7 +261,7 @@ class Classifier(Sharing):
         """
         content, real = self.to_bytes(network=network), Path(path).resolve()
         with nullcontext() if held else holding(real):
-            write_atomically(real, lambda file: file.write(content))
+            write_atomically(real, lambda file: file.write(content), held=True)
 
     def to_bytes(self, *, network: Literal["whole", "name"] | None = None) -> bytes:
         """The content of the file that ``save`` writes."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from nocl.data.pictures import batch_of
 from nocl.learner import NotFittedError
 from nocl.nets import Backbone
 from nocl.nets.engine import Engine, engine_named
-from nocl.plumbing.files import digest, write_atomically, write_json
+from nocl.plumbing.files import digest, holding, write_atomically, write_json
 from nocl.plumbing.progress import steps
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
@@ -90,17 +89,9 @@ def embed_folder(folder: Path, output: Path, embedder: Embedder, *, skip_bad: bo
     """
     class_names, files, labels = class_files(folder)
     names = [path.relative_to(folder).as_posix() for path in files]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output.with_name(f".{output.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RuntimeError(f"another process is writing {output}; wait for it or choose another file") from None
-    try:
+    with holding(output):
         bad = _compute(output, embedder, files, names, skip_bad)
         good = _finish(output, embedder, class_names, names, labels)
-    finally:
-        lock.release()
     return {name: bad.get(name, "no image") for name, kept in zip(names, good) if not kept}
 
 
@@ -157,7 +148,7 @@ def _finish(
         "X": rows if good.all() else rows[good], "y": labels[good], "classes": np.array(class_names, dtype=np.str_),
         "files": np.array(names, dtype=np.str_)[good], "about": np.array(json.dumps(embedder.about)),
     }  # fmt: skip
-    write_atomically(output, lambda file: np.savez(file, allow_pickle=False, **arrays))
+    write_atomically(output, lambda file: np.savez(file, allow_pickle=False, **arrays), held=True)
     _part(output).unlink()
     _part_about(output).unlink()
     return good

@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +16,11 @@ from torch import Tensor
 
 from nocl.plumbing.types import JSON
 
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be replaced anyway
+    fcntl = None  # type: ignore[assignment]
+
 
 class DamagedFileError(ValueError):
     """A file that is truncated, altered or of another kind than its name says."""
@@ -25,18 +30,40 @@ class BusyFileError(RuntimeError):
     """Another process holds the file."""
 
 
-def hold(path: Path) -> FileLock:
-    """Take the lock beside the real file, or say that another process has it. A link leads to the file's own lock."""
-    real = path.resolve()
-    real.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(real.with_name(f".{real.name}.lock"), timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise BusyFileError(
-            f"{path} is held by another process (a service or a learning command): stop it, or write elsewhere"
-        ) from None
-    return lock
+class Hold:
+    """The lock of a file: one beside the real file, for its name, and one on its content, for hard links to it."""
+
+    def __init__(self, path: Path) -> None:
+        real = path.resolve()
+        real.parent.mkdir(parents=True, exist_ok=True)
+        self._name = FileLock(_lock_of(real), timeout=0, thread_local=False)
+        self._content: int | None = None
+        try:
+            self._name.acquire()
+            self._lock_content(real)
+        except (Timeout, BlockingIOError):
+            self.release()
+            raise BusyFileError(
+                f"{path} is held by another process (a service or a learning command): stop it, or write elsewhere"
+            ) from None
+
+    def release(self) -> None:
+        """Let go of the file."""
+        if self._content is not None:
+            os.close(self._content)
+            self._content = None
+        self._name.release()
+
+    def _lock_content(self, real: Path) -> None:
+        """A second name of the file has a lock file of its own, but the content is one."""
+        if fcntl is not None and real.is_file():
+            self._content = os.open(real, os.O_RDONLY)
+            fcntl.flock(self._content, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def hold(path: Path) -> Hold:
+    """Take the lock of a file, or say that another process has it. A link leads to the file's own lock."""
+    return Hold(path)
 
 
 @contextmanager
@@ -49,8 +76,13 @@ def holding(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call ``write`` on a temporary file beside ``path``, flush it to disk, then rename it to ``path``."""
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, held: bool = False) -> None:
+    """Call ``write`` on a temporary file beside ``path``, flush it to disk, then rename it to ``path``.
+
+    A link stays a link: the file that it leads to is written. A file that someone holds is refused (BusyFileError),
+    unless the caller says that it is the one (``held``).
+    """
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
@@ -59,7 +91,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644 & ~_umask())
-        os.replace(name, path)
+        with nullcontext() if held or not _lock_of(path).exists() else holding(path):
+            os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -106,6 +139,10 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lock_of(real: Path) -> Path:
+    return real.with_name(f".{real.name}.lock")
 
 
 def _json_or_text(text: str) -> JSON:

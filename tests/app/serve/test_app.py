@@ -217,7 +217,7 @@ def test_lessons_that_are_durable_are_not_reported_as_failed_when_a_forget_fails
 ) -> None:
     store = Store(path)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("nocl.app.serve.store.write_atomically", full)

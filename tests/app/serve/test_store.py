@@ -275,11 +275,11 @@ def test_a_full_disk_loses_nothing_and_promises_nothing(path: Path) -> None:
     assert same_bits(after, state(Store(path).model))
 
 
-def _no_space(*_: object) -> None:
+def _no_space(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def _broken(*_: object) -> None:
+def _broken(*_: object, **__: object) -> None:
     raise OSError(5, "Input/output error")
 
 

@@ -22,9 +22,9 @@ from nocl.app.serve.door import Door
 from nocl.app.serve.journal import FailedDiskError
 from nocl.app.serve.limits import Limits
 from nocl.app.serve.metrics import Metrics
-from nocl.app.serve.store import Key, OtherRequestError, Receipt, Store
+from nocl.app.serve.store import OtherRequestError, Receipt, Store
 from nocl.app.serve.uploads import Uploads
-from nocl.app.serve.whole import OnDevice, WholeModel
+from nocl.app.serve.whole import OnDevice, WholeModel, key_of
 from nocl.app.serve.workers import ClosedError, FullError, Lesson, Prediction, Worker, predictor, teacher
 from nocl.learner import NotFittedError
 from nocl.plumbing.version import __version__
@@ -227,7 +227,7 @@ class Service:
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
         images = upload.images
-        lesson = Lesson(name, images, _key(request, "learn", name, len(images)))
+        lesson = Lesson(name, images, key_of(request, "learn", name, upload.digest))
         receipt = await asyncio.wrap_future(self._learn.submit(lesson, 1))
         if not receipt.repeated:
             self.metrics.learned.inc(len(images))
@@ -238,7 +238,7 @@ class Service:
     async def forget(self, request: Request, name: str) -> dict[str, Any]:
         """Remove the class from the model and from the files on disk."""
         try:
-            lesson = Lesson(name, None, _key(request, "forget", name))
+            lesson = Lesson(name, None, key_of(request, "forget", name))
             receipt = await asyncio.wrap_future(self._learn.submit(lesson, 1))
         except KeyError as error:
             raise HTTPException(404, f"no class {name!r}") from error
@@ -283,16 +283,6 @@ def _shown(answer: Prediction, top: int, reject: float | None) -> list[dict[str,
         }
         for row_best, row_columns, unsure in zip(best.tolist(), columns.tolist(), refused)
     ]
-
-
-def _key(request: Request, *asked: str | int) -> Key | None:
-    """The request's idempotency key, if it has one."""
-    text = request.headers.get("idempotency-key")
-    if text is None:
-        return None
-    if not 1 <= len(text) <= 200 or not text.isprintable():
-        raise HTTPException(422, "an Idempotency-Key must have 1 to 200 printable characters, such as a UUID")
-    return Key.of(text, *asked)
 
 
 async def _answer_for(_: Request, error: Exception) -> JSONResponse:

@@ -7,12 +7,15 @@ change the model, and only from the service's own page.
 
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse
+
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+(%\w+)?\]|[A-Za-z0-9._-]+)(:(?P<port>\d{1,5}))?", re.ASCII)
 
 
 class Door:
@@ -75,14 +78,10 @@ class Door:
 
 def _host(given: str) -> str | None:
     """The host of a Host header, without port; None if it is none."""
-    try:
-        parts = urlsplit(f"//{given}")
-        _ = parts.port
-    except ValueError:
+    parts = _HOST.fullmatch(given)
+    if parts is None or int(parts["port"] or 0) > 65535:
         return None
-    if parts.netloc != given or parts.username is not None:
-        return None
-    return (parts.hostname or "").lower() or None
+    return parts["name"].strip("[]").lower().removesuffix(".") or None  # a full name may end in a dot
 
 
 def _place(origin: str) -> str | None:

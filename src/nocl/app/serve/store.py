@@ -152,35 +152,38 @@ class Store:
         before = self.model
         self._write(changed, None if key is None else _answer(key, receipt))
         self._remember("forget", name, before)
-        try:
-            self._journal.fold()
-        except OSError as error:
-            self._failed = True
-            self.trouble = (
-                f"the class is out of the model file but not of {self._journal.path.name}: restart the service"
-            )
-            raise FailedDiskError(errno.EIO, self.trouble) from error
+        self._fold("the class is out of the model file")
         return receipt
 
-    def replace(self, model: Classifier) -> Receipt:
-        """Put another model in the place of this one, on disk too."""
+    def replace(self, model: Classifier, key: Key | None = None, done: dict[str, JSON] | None = None) -> Receipt:
+        """Put another model in the place of this one, on disk too. ``done`` is what to answer beside its classes."""
         self._check_disk()
         _need_statistics(model)
         before, empty = self.model, model.apart()
-        self._write(model.copy(), None)
-        self._journal.fold()
+        receipt = Receipt({**(done or {}), "classes": len(model.class_names)})
+        self._write(model.copy(), None if key is None else _answer(key, receipt))
         self._empty = empty
         self._remember("replace", None, before)
-        return Receipt({"classes": len(model.class_names)})
+        self._fold("the model was replaced")
+        return receipt
 
-    def undo(self) -> Receipt:
+    def undo(self, key: Key | None = None) -> Receipt:
         """Bring back the model before the last change, bit for bit."""
         before = self.before
         if before is None:
             raise NothingToUndoError("there is no change to take back, or it was made too long ago")
-        self.replace(before.model)
+        receipt = self.replace(before.model, key, {"undone": before.change})
         self._before = None
-        return Receipt({"undone": before.change, "label": before.label, "classes": len(self.model.class_names)})
+        return Receipt({**receipt.values, "label": before.label})  # no class name is kept with a key
+
+    def _fold(self, done: str) -> None:
+        """Erase what the model file holds from the journal. If that fails, only a restart tells what the disk holds."""
+        try:
+            self._journal.fold()
+        except OSError as error:
+            self._failed = True
+            self.trouble = f"{done}, but the lessons before it are still in {self._journal.path.name}: {error}"
+            raise FailedDiskError(errno.EIO, self.trouble) from error
 
     def _remember(self, change: str, label: str | None, model: Classifier | None = None) -> None:
         """Keep the model before a change of one class, or of the whole; drop the one kept so far."""
@@ -232,11 +235,13 @@ class Store:
     def _write(self, changed: Classifier, answer: Answer | None) -> None:
         """Put the model file in place and publish it; the journal still has to be folded."""
         content = changed.to_bytes()
+        digest = hashlib.sha256(content).hexdigest()
         try:
-            self._journal.announce(hashlib.sha256(content).hexdigest(), answer)
-            write_atomically(self.path, lambda file: file.write(content))
+            self._journal.announce(digest, answer)
+            write_atomically(self.path, lambda file: file.write(content), held=True)
         except OSError as error:
-            raise self._noted(error) from error
+            in_place = _is_file_with(self.path, digest)  # renamed, and then the folder could not be flushed
+            raise self._noted(error, failed=in_place) from error
         self._journal.renamed()
         self.model, self.trouble = changed, None
 
@@ -244,9 +249,9 @@ class Store:
         if self._failed:
             raise FailedDiskError(errno.EIO, f"the disk failed, nothing is learned until a restart: {self.trouble}")
 
-    def _noted(self, error: OSError) -> OSError:
+    def _noted(self, error: OSError, *, failed: bool = False) -> OSError:
         """The error, after noting whether the store may go on."""
-        self._failed = error.errno not in _FULL
+        self._failed = failed or error.errno not in _FULL
         self.trouble = str(error)
         return FailedDiskError(errno.EIO, self.trouble) if self._failed else error
 
@@ -261,6 +266,13 @@ def _need_statistics(model: Classifier) -> None:
 
 def _answer(key: Key, receipt: Receipt) -> Answer:
     return Answer(key.key, key.request, json.dumps(receipt.values))
+
+
+def _is_file_with(path: Path, digest: str) -> bool:
+    try:
+        return file_digest(path) == digest
+    except OSError:
+        return False
 
 
 def _clear_unfinished(path: Path) -> None:

@@ -4,6 +4,7 @@ Bodies and decoding have a fixed amount of memory for all requests together (:mo
 """
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Upload:
     images: Tensor  # uint8 [B, 3, size, size]
     label: str | None
     instead_of: str | None = None
+    digest: str = ""  # of the files as they came, if the request has an idempotency key
 
 
 class Uploads:
@@ -53,8 +55,10 @@ class Uploads:
             label, wrong = form.get("label"), form.get("instead_of")
             if isinstance(label, UploadFile) or isinstance(wrong, UploadFile):
                 raise HTTPException(422, "label and instead_of must be text, not files")
+            keyed = "idempotency-key" in request.headers
+            digest = await to_thread.run_sync(_digest, [item.file for item in files]) if keyed else ""
             rows = [await self._decoded(item, i, size, fit) for i, item in enumerate(files)]
-        return Upload(torch.from_numpy(np.stack(rows)), label, wrong)
+        return Upload(torch.from_numpy(np.stack(rows)), label, wrong, digest)
 
     async def _decoded(self, item: UploadFile, position: int, size: int, fit: Fit) -> NDArray[np.uint8]:
         """One picture. A cheap one need not wait for those that take much memory."""
@@ -132,6 +136,15 @@ def _too_large(limits: Limits) -> HTTPException:
     return HTTPException(
         413, f"a request may have at most {limits.body_bytes >> 20} MB; send fewer or smaller pictures"
     )
+
+
+def _digest(files: list[BinaryIO]) -> str:
+    """Of all files and where each ends: the same key for other pictures is an error, not a repetition."""
+    total = hashlib.sha256()
+    for file in files:
+        file.seek(0)
+        total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
 
 
 def _measured(file: BinaryIO, size: int, pixel_limit: int) -> int:

@@ -15,9 +15,10 @@ from fastapi import HTTPException, Request, Response
 
 from nocl.app.classifier import Classifier
 from nocl.app.serve.limits import Limits
-from nocl.app.serve.store import NothingToUndoError, Receipt, Store
+from nocl.app.serve.store import Key, NothingToUndoError, Receipt, Store
 from nocl.app.serve.workers import Lesson, Worker
 from nocl.learner import UnsupportedError
+from nocl.plumbing.files import file_digest
 
 _RUNTIME = {
     ".mjs": "text/javascript; charset=utf-8",
@@ -33,10 +34,11 @@ class WholeModel:
         self._store, self._learn, self._limits = store, learn, limits
         self._opening = asyncio.Lock()  # one model at a time is read into memory
 
-    async def undo(self) -> dict[str, Any]:
+    async def undo(self, request: Request) -> dict[str, Any]:
         """Take the last lesson or forgetting back, exactly. Possible until the next change, for ten minutes."""
+        key = key_of(request, "undo")
         try:
-            return await self._change(lambda store: store.undo())
+            return await self._change(lambda store: store.undo(key), key)
         except NothingToUndoError as error:
             raise HTTPException(409, str(error)) from error
 
@@ -53,19 +55,21 @@ class WholeModel:
             with tempfile.TemporaryDirectory(prefix="nocl-open-") as folder:
                 path = Path(folder) / "model.nocl"
                 await self._receive(request, path)
+                key = key_of(request, "open", await asyncio.to_thread(file_digest, path))
                 try:
                     model = await asyncio.to_thread(Classifier.load, path)
-                    return await self._change(lambda store: store.replace(model))
+                    return await self._change(lambda store: store.replace(model, key), key)
                 except (ValueError, UnsupportedError) as error:
                     said = str(error).replace(str(path), "the file")
                     raise HTTPException(422, f"not opened, the model is as it was: {said}") from error
 
-    async def empty(self) -> dict[str, Any]:
+    async def empty(self, request: Request) -> dict[str, Any]:
         """Replace the model by an empty one with the same network and method."""
-        return await self._change(lambda store: store.replace(store.model.apart()))
+        key = key_of(request, "empty")
+        return await self._change(lambda store: store.replace(store.model.apart(), key), key)
 
-    async def _change(self, change: Callable[[Store], Receipt]) -> dict[str, Any]:
-        receipt = await asyncio.wrap_future(self._learn.submit(Lesson("", None, whole=change), 1))
+    async def _change(self, change: Callable[[Store], Receipt], key: Key | None) -> dict[str, Any]:
+        receipt = await asyncio.wrap_future(self._learn.submit(Lesson("", None, key, whole=change), 1))
         return receipt.values
 
     async def _receive(self, request: Request, path: Path) -> None:
@@ -77,6 +81,16 @@ class WholeModel:
                     if total > limit:
                         raise HTTPException(413, f"a model file may have at most {limit >> 20} MB")
                     file.write(chunk)
+
+
+def key_of(request: Request, *asked: str | int) -> Key | None:
+    """The request's idempotency key, if it has one, with a digest of what is asked."""
+    text = request.headers.get("idempotency-key")
+    if text is None:
+        return None
+    if not 1 <= len(text) <= 200 or not text.isprintable():
+        raise HTTPException(422, "an Idempotency-Key must have 1 to 200 printable characters, such as a UUID")
+    return Key.of(text, *asked)
 
 
 class OnDevice:

@@ -163,7 +163,7 @@ def teacher(store: Store, *, waiting: int, together: int, max_classes: int) -> W
 
 def _changed(store: Store, run: list[Lesson], max_classes: int) -> list[Receipt | Exception]:
     if run[0].whole is not None:
-        return [run[0].whole(store)]
+        return [store.answered(run[0].key) or run[0].whole(store)]
     return _forget(store, run[0]) if run[0].images is None else _learn(store, run, max_classes)
 
 
