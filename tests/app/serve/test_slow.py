@@ -24,7 +24,7 @@ LIMITS = Limits(header_seconds=1.0, upload_seconds=1.0, per_address=20, connecti
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     path = tmp_path_factory.mktemp("slow") / "m.nocl"
-    fitted(n=2).save(path)
+    fitted(n=2, backbone="reduced_resnet18").save(path)  # large enough for an answer that no buffer takes
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number = free.getsockname()[1]
@@ -107,6 +107,44 @@ def test_many_half_open_connections_leave_room(port: int) -> None:
     finally:
         for client in held:
             client.close()
+
+
+def test_clients_that_do_not_read_are_closed_and_leave_room(port: int) -> None:
+    """More than one address may hold ask for the model, which no buffer takes, and read nothing of it."""
+    held = []
+    for number in range(25):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(10)
+        client.bind((f"127.0.0.{3 + number % 2}", 0))
+        client.connect(("127.0.0.1", port))
+        client.sendall(b"GET /model HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        held.append(client)
+    assert healthy(port)
+    limit = time.monotonic() + 20
+    while not healthy(port, "127.0.0.3") and time.monotonic() < limit:
+        time.sleep(0.1)
+    time.sleep(2.5)
+    assert all(is_cut(client) for client in held)
+
+
+def is_cut(client: socket.socket) -> bool:
+    """Whether the answer ends before it is whole: the service gave up on this client."""
+    client.settimeout(5)
+    got = 0
+    try:
+        while piece := client.recv(1 << 16):
+            got += len(piece)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return got < 4_000_000
+
+
+def test_a_model_that_comes_too_slowly_is_refused_by_name(port: int) -> None:
+    client = half_open(port, b"PUT /model HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5000\r\n\r\nhalf")
+    assert client.recv(4096).startswith(b"HTTP/1.1 408")
 
 
 def test_a_finished_request_on_a_kept_connection_works_again(port: int) -> None:

@@ -1,8 +1,8 @@
 """HTTP connections with time limits: uvicorn's own, which waits forever for a request that never comes whole.
 
 A connection must send the head of a request within some seconds, of its beginning or of its last answer. One address
-may hold so many connections; one more takes the place of its oldest that is not being answered. What a client does
-not read is not waited for.
+may hold so many connections; one more takes the place of its oldest that is not being answered. A client that does not
+read its answer is closed, however small the pieces in which it pretends to.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nocl.app.serve.limits import Limits
+
+SLOWEST = 4096  # bytes a second that a client must read of an answer
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
@@ -32,6 +34,7 @@ class _Connection(H11Protocol):  # type: ignore[misc]  # uvicorn has no types he
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         self._deadline: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
         others = self.open.setdefault(self._address, {})
         if len(others) >= self.limits.per_address and not _make_room(others):
             transport.abort()
@@ -41,6 +44,7 @@ class _Connection(H11Protocol):  # type: ignore[misc]  # uvicorn has no types he
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self.resume_writing()
         others = self.open.get(self._address, {})
         others.pop(self, None)
         if not others:
@@ -60,6 +64,27 @@ class _Connection(H11Protocol):  # type: ignore[misc]  # uvicorn has no types he
         if self.idle:
             self._stop_waiting()
             self._expect_head()
+
+    def pause_writing(self) -> None:
+        """The answer waits for the client to read."""
+        super().pause_writing()
+        if self._reading is None:
+            self._watch_reading(None)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _watch_reading(self, before: int | None) -> None:
+        """Close a client that has read less than a modem would since the last look."""
+        left, seconds = self.transport.get_write_buffer_size(), self.limits.upload_seconds / 4
+        if before is not None and before - left < SLOWEST * seconds:
+            self._reading = None
+            self.transport.abort()
+        else:
+            self._reading = self.loop.call_later(seconds, self._watch_reading, left)
 
     def timeout_keep_alive_handler(self) -> None:
         self.transport.abort()  # closing would wait for a client that does not read

@@ -73,14 +73,17 @@ class WholeModel:
         return receipt.values
 
     async def _receive(self, request: Request, path: Path) -> None:
-        total, limit = 0, self._limits.model_bytes
+        total, limit, seconds = 0, self._limits.model_bytes, self._limits.upload_seconds
         with path.open("wb") as file:
-            async with asyncio.timeout(self._limits.upload_seconds):
-                async for chunk in request.stream():
-                    total += len(chunk)
-                    if total > limit:
-                        raise HTTPException(413, f"a model file may have at most {limit >> 20} MB")
-                    file.write(chunk)
+            try:
+                async with asyncio.timeout(seconds):
+                    async for chunk in request.stream():
+                        total += len(chunk)
+                        if total > limit:
+                            raise HTTPException(413, f"a model file may have at most {limit >> 20} MB")
+                        file.write(chunk)
+            except TimeoutError:
+                raise HTTPException(408, f"the upload took longer than {seconds:g} s") from None
 
 
 def key_of(request: Request, *asked: str | int) -> Key | None:
