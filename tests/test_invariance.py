@@ -89,9 +89,9 @@ def test_a_long_tail_is_other_images_and_ends_elsewhere() -> None:
 
 
 def test_dsr_without_sessions_refines_every_so_many_batches() -> None:
-    small = {"dim": 32, "iterations": 2, "samples": 3, "refine_every": 3}
+    small = {"dim": 32, "iterations": 2, "samples": 3, "refine_every": 20}
     learner = learned("dsr", "shuffled:base=60", **small)
     assert not learner.uses_boundaries
-    assert len(learner.log_["cosine_after"]) == 5 // 3  # type: ignore[arg-type]  # 32 images are 5 batches of 7 or less
+    assert len(learner.log_["cosine_after"]) == 1  # type: ignore[arg-type]  # 32 images
     with pytest.raises(NotImplementedError, match="refine_every"):
         learned("dsr", "ordered:base=60", **{**small, "refine_every": 0})

@@ -7,6 +7,7 @@ import time
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -190,6 +191,16 @@ def test_tests_in_the_middle_of_sessions_change_nothing_learned() -> None:
     ends = list(accumulate(len(y) for session in blurred() for _, y in session))
     assert list(result.anytime.images) == [min(end for end in ends if end >= n) for n in (8, 16, 24, 32)]
     assert sum(result.test_seconds) > 0
+
+
+def test_a_learner_that_does_not_depend_on_batches_is_tested_at_exactly_that_image() -> None:
+    plain, tested = learner("ncm"), learner("ncm")
+    run(plain, blurred())
+    result = run(tested, blurred(), test_every=7)  # in the middle of batches of 3
+    assert result.anytime is not None
+    assert list(result.anytime.images) == [7, 14, 21, 28]
+    x = small(10, per_class=8).test.take(np.arange(20)).x
+    assert torch.allclose(tested.decision_function(x), plain.decision_function(x), atol=1e-6)
 
 
 def test_interrupted_run_with_tests_in_the_middle_ends_with_the_same_result(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class Learner(Merging):
 
     stores_exemplars: ClassVar[bool] = False
     uses_boundaries: ClassVar[bool] = False
+    depends_on_batching: ClassVar[bool] = True  # False: the same answers, up to rounding, however batches are cut
     needs_base: ClassVar[str] = ""  # why the method cannot begin without a base session, if it cannot
     base_recipe: ClassVar[Recipe] = Recipe()
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
@@ -285,8 +286,6 @@ class FrozenLearner(Learner):
     """A method on a frozen backbone: everything after the features. ``observe(x, y)`` is ``learn(features(x), y)``.
 
     Features may be cached and fed to ``learn`` and ``score`` directly, with the same answer as through images.
-    ``depends_on_batching`` is False for a method that gives the same answer, up to rounding, however the stream is cut
-    into batches.
 
     Parameters
     ----------
@@ -299,7 +298,6 @@ class FrozenLearner(Learner):
     """
 
     softmax_scale: ClassVar[float] = 0.03  # cosines and ridge scores lie within 1 of each other
-    depends_on_batching: ClassVar[bool] = True
     learns_from_one_image: ClassVar[bool] = False  # claims that a class of one image is of use and spoils nothing
     depths: ClassVar[int] = 1  # how many stages of the network the method wishes for
 

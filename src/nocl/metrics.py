@@ -278,16 +278,30 @@ class Tested(Protocol):
 class Exam:
     """The tests in the middle of one session: after every ``every`` images; 0 is never. Keeps its own time.
 
-    ``before`` are the tests of the sessions before, from which it goes on.
+    ``before`` are the tests of the sessions before, from which it goes on. With ``cut`` batches are cut where a test is
+    due, so that it comes at exactly that image. Without, it comes at the end of the batch, because a test must not
+    change what a learner that depends on batches learns.
     """
 
     def __init__(
-        self, learner: Predicts, stream: Tested, session: int, before: Anytime | None, *, every: int, batch_size: int
-    ) -> None:
-        self._learner, self._stream, self._batch_size = learner, stream, batch_size
+        self, learner: Predicts, stream: Tested, session: int, before: Anytime | None, *, every: int, batch_size: int,
+        cut: bool = False,
+    ) -> None:  # fmt: skip
+        self._learner, self._stream, self._batch_size, self._cut = learner, stream, batch_size, cut
         self._met = {label for block in stream.blocks[:session] for label in block}
         self._images = sum(done.n_images for done in stream.sessions[: session - 1])
         self.found, self.seconds = before or (Anytime(every) if every else None), 0.0
+
+    def parts(self, batch: Batch) -> Iterator[Batch]:
+        """The batch in the parts between which tests are due; each must be learned, then told to :meth:`after`."""
+        if self.found is None or not self._cut:
+            yield batch
+            return
+        every, start = self.found.every, 0
+        while start < len(batch.y):
+            end = start + every - self._images % every  # `after` has counted the parts before
+            yield Batch(batch.x[start:end], batch.y[start:end])
+            start = end
 
     def after(self, y: Tensor) -> None:
         """Images with the labels ``y`` were handed over: test if it is time."""

@@ -44,7 +44,8 @@ def run(
 
     A learner that comes with its base session behind it is not given it again. ``test_every`` so many images after the
     base session the learner is tested in the middle of learning (0: only at the end of sessions); that time is not
-    counted as learning.
+    counted as learning. A learner that does not depend on batches is tested at exactly that image, others at the end
+    of its batch.
     ``folder`` keeps the state and the result so far, and is where a run continues; ``cache`` keeps trained base
     networks; ``on_session`` is called with the result so far after each session; ``test_batch`` images are answered at
     once, which changes the speed alone.
@@ -67,9 +68,11 @@ def run(
     for session in stream:
         if session.index < len(result.accuracy):
             continue  # learned before the run was interrupted
-        exam = Exam(learner, stream, session.index, result.anytime, every=test_every, batch_size=test_batch)
+        cut = not learner.depends_on_batching
+        exam = Exam(learner, stream, session.index, result.anytime, every=test_every, batch_size=test_batch, cut=cut)
         start = perf_counter()
-        for x, y in track(session, f"session {session.index}/{len(stream)}", following=len(stream) - session.index):
+        batches = track(session, f"session {session.index}/{len(stream)}", following=len(stream) - session.index)
+        for x, y in (part for batch in batches for part in exam.parts(batch)):
             learner.observe(x, y)
             exam.after(y)
         if stream.boundaries:

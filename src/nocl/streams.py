@@ -7,6 +7,7 @@ from a plan of ``nocl.arrivals``: blurred, unequal, repeating, without sessions.
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -189,22 +190,25 @@ def arrange(
     order_seed: int = 0,
     seed: int | None = None,
     drop_last: bool = False,
+    base: Sequence[int] | None = None,
+    rows_at_once: int | None = None,
+    more: Mapping[str, JSON] = MappingProxyType({}),
 ) -> Stream:
     """The images of a data set in the order of a plan, such as ``"si_blurry:disjoint=0.5,blur=0.1,sessions=5"``.
 
-    ``order_seed`` decides which classes are in the base session, as in :func:`class_incremental`; ``seed`` (default:
-    the same) decides all that comes after it. So one base network serves many streams. An ordered stream hands over
-    one image at a time, whatever ``batch_size`` is.
+    ``order_seed`` decides which classes are in the base session, as in :func:`class_incremental`, unless ``base`` names
+    them; ``seed`` (default: the same) decides all that comes after it. So one base network serves many streams. An
+    ordered stream hands over one image at a time, whatever ``batch_size`` is. ``rows_at_once`` makes larger batches of
+    any stream, for methods whose answer does not depend on them. ``more`` is added to the stream's description.
     """
     plan = parse_plan(plan) if isinstance(plan, str) else plan
     seed = order_seed if seed is None else seed
     order = _class_order(data, order_seed, batch_size, base_batch_size)
-    if plan.base * data.n_classes % 100:
-        raise PlanError(
-            f"stream: base={plan.base} % of {data.n_classes} classes is {plan.base * data.n_classes / 100:g}, not a "
-            "whole number; choose another percentage, or base=0 for no base session"
-        )
-    n_base = plan.base * data.n_classes // 100
+    n_base = base_size(plan, data)
+    if base is not None:
+        if len(set(base)) != n_base or not set(base) <= set(order):
+            raise PlanError(f"stream: base={plan.base} % is {n_base} different classes of the data set, not {base}")
+        order = [*base, *(label for label in order if label not in set(base))]
     rows = {label: np.flatnonzero(data.train.labels == label) for label in order[n_base:]}
     arrivals = plan.arrange(rows, generator(seed, "stream"))
     about: dict[str, JSON] = {
@@ -217,20 +221,33 @@ def arrange(
         "batch_size": 1 if plan.in_order else batch_size,
         "base_batch_size": base_batch_size,
         "drop_last": drop_last,
+        **data.made_by,
+        **({} if rows_at_once is None else {"rows_at_once": rows_at_once}),
+        **more,
     }
     return Stream(
         data,
         _first_met(data, order[:n_base], arrivals, order),
         about,
         seed=seed,
-        batch_size=1 if plan.in_order else batch_size,
-        base_batch_size=base_batch_size,
+        batch_size=rows_at_once or (1 if plan.in_order else batch_size),
+        base_batch_size=max(base_batch_size, rows_at_once or 0),
         drop_last=drop_last,
         arrivals=arrivals,
         boundaries=plan.boundaries,
         in_order=plan.in_order,
         base_seed=order_seed,
     )
+
+
+def base_size(plan: Plan, data: Dataset) -> int:
+    """How many classes of the data set the plan's base session has."""
+    if plan.base * data.n_classes % 100:
+        raise PlanError(
+            f"stream: base={plan.base} % of {data.n_classes} classes is {plan.base * data.n_classes / 100:g}, not a "
+            "whole number; choose another percentage, or base=0 for no base session"
+        )
+    return plan.base * data.n_classes // 100
 
 
 def rebuild(data: Dataset, described: Mapping[str, JSON]) -> Stream:
@@ -241,7 +258,9 @@ def rebuild(data: Dataset, described: Mapping[str, JSON]) -> Stream:
     values = {name: described[name] for name in names}
     partition = str(described["partition"])
     if "seed" in described:
-        return arrange(data, partition, seed=described["seed"], **values)  # type: ignore[arg-type]
+        blocks, rows = described["sessions"], described.get("rows_at_once")
+        base = blocks[0] if isinstance(blocks, list) else None
+        return arrange(data, partition, seed=described["seed"], base=base, rows_at_once=rows, **values)  # type: ignore[arg-type]
     return class_incremental(data, partition=partition, **values)  # type: ignore[arg-type]
 
 
@@ -331,6 +350,7 @@ __all__ = [
     "Stream",
     "StreamConsumedError",
     "arrange",
+    "base_size",
     "class_incremental",
     "parse_partition",
     "parse_plan",

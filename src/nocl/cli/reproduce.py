@@ -7,15 +7,13 @@ from typing import Annotated
 
 import typer
 
-from nocl import data
 from nocl.cli.show import shown_progress
 from nocl.experiments.grid import Engine, Outcome
 from nocl.experiments.job import parse_settings
 from nocl.experiments.networks import KEPT
 from nocl.experiments.paper.reproduce import foreseen, keep, kept_used, perform, rebuild, with_data
 from nocl.experiments.paper.summary import committed, write_summary
-from nocl.experiments.paper.tables import EXPERIMENTS, MEMORIES, Choice, chosen_rows, find, plan
-from nocl.experiments.streams import CONTENDERS, Comparison, compare_streams
+from nocl.experiments.paper.tables import BEYOND, EXPERIMENTS, MEMORIES, Choice, chosen_rows, find, plan
 
 reproduce_app = typer.Typer()
 
@@ -26,6 +24,9 @@ def reproduce(
     dataset: Annotated[str, typer.Option(help="Data sets, separated by commas; default: the paper's.")] = "",
     methods: Annotated[str, typer.Option(help="Rows or methods, separated by commas; default: all.")] = "",
     seeds: Annotated[str, typer.Option(help="How many class orders, or a list: 3 is 0,1,2; '4,' is 4 alone.")] = "3",
+    streams: Annotated[str, typer.Option(help="Kinds of streams, separated by commas, where they are compared.")] = "",
+    test_every: Annotated[int | None, typer.Option(help="Images between tests in the middle of sessions.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder of computed features; default the user's cache.")] = None,
     memory: Annotated[str, typer.Option(help="Memory sizes of methods that keep exemplars.")] = "1000,2000",
     epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter of every run, key=value.")] = None,
@@ -64,10 +65,8 @@ def reproduce(
     if name is None:
         for experiment in EXPERIMENTS.values():
             typer.echo(f"{experiment.name:20} {experiment.title}")
-        typer.echo(f"{'streams':20} Beyond the paper: methods on every kind of stream, on a given network")
-        return
-    if name == "streams":
-        _streams(backbone_from, root, out / name, _names(methods), parse_seeds(seeds))
+        for experiment in BEYOND.values():
+            typer.echo(f"{experiment.name:20} Beyond the paper: {experiment.title}")
         return
     experiment = find(name)
     choice = Choice(
@@ -76,6 +75,7 @@ def reproduce(
         network=None if backbone_from is None else str(backbone_from), networks=_folder(networks),
         allow_leak=allow_leak,
         root=None if root is None else str(root), device=device, settings=parse_settings(settings or []),
+        streams=_names(streams), test_every=test_every, feature_cache=None if cache is None else str(cache),
     )  # fmt: skip
     runs, rows = plan(experiment, choice), chosen_rows(experiment, choice.methods)
     for row in rows:
@@ -97,22 +97,12 @@ def reproduce(
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise
-    if keep_in is not None:
-        keep(outcomes, keep_in / experiment.name)
     paths = rebuild(out / experiment.name)
+    if keep_in is not None:
+        keep(experiment, outcomes, paths, keep_in / experiment.name)
     typer.echo(paths[0].read_text("utf-8"))
     typer.echo("\n".join(str(path) for path in paths))
     tell_failures(outcomes)
-
-
-def _streams(network: Path | None, root: Path | None, out: Path, names: Sequence[str], seeds: Sequence[int]) -> None:
-    if network is None:
-        raise ValueError("reproduce streams compares on a given network: name its file with --backbone-from")
-    asked = Comparison(data.load("cifar100", root=root), network, out, names or tuple(CONTENDERS), seeds=seeds)
-    with shown_progress():
-        for line in compare_streams(asked):
-            typer.echo(line)
-    typer.echo((out / "streams.md").read_text("utf-8"))
 
 
 def tell_failures(outcomes: Sequence[Outcome]) -> None:

@@ -14,7 +14,8 @@ from nocl import data
 from nocl.data import embeddings
 from nocl.data.features import FeatureData, extract, trained_classes
 from nocl.experiments.base_copy import base_only
-from nocl.experiments.on_network import stream_on_network
+from nocl.experiments.base_shared import share_base
+from nocl.experiments.on_network import arrange_on_network, stream_on_network
 from nocl.learner import FrozenLearner, Learner
 from nocl.methods import METHODS, make
 from nocl.nets.engine import engine_named
@@ -43,13 +44,13 @@ class Job:
     """A method on a stream.
 
     ``network_from`` names a network's file, or is ``pretrained`` for the weights that belong to the backbone's name.
-    Its classes stay the base classes, so that ``order_seed`` permutes the classes that follow, and no network is
-    trained: methods on a frozen network run on features that are computed once and kept, the others get the network as
-    their weights. Classes of that network that would come as novel ones are refused unless ``allow_leak``, and results
-    say how many they are. ``foreign_order`` takes the class order of ``order_seed`` whatever the network was trained
-    on, as the paper's published code does. The data set ``embeddings`` is such features already. ``copy_partition``
-    runs on the small copy of the problem that is made of the base classes' training images alone, for choosing
-    parameters.
+    Its classes stay the base classes, so that ``order_seed`` permutes the classes that follow (or is the seed of
+    ``arrivals``), and no network is trained: methods on a frozen network run on features that are computed once and
+    kept, the others get the network as their weights. Classes of that network that would come as novel ones are refused
+    unless ``allow_leak``, and results say how many they are. ``foreign_order`` takes the class order of ``order_seed``
+    whatever the network was trained on, as the paper's published code does. The data set ``embeddings`` is such
+    features already. ``copy_partition`` runs on the small copy of the problem that is made of the base classes'
+    training images alone, for choosing parameters.
 
     ``root``, ``feature_cache`` and ``device`` say where data lie and where to compute. They are not identity.
     """
@@ -83,8 +84,8 @@ class Job:
         if self.test_every < 0:
             raise ValueError(f"test_every must be 0 or more images, not {self.test_every}")
         check_values(by_name(self.method, METHODS, "method"), {**self._preset(), **self.params})
-        if self.arrivals and (self.network_from or self.copy_partition):
-            raise ValueError(f"arrivals={self.arrivals!r}: only a stream by partition knows given networks and tuning")
+        if self.arrivals and self.copy_partition:
+            raise ValueError(f"arrivals={self.arrivals!r}: only a stream by partition can be copied for tuning")
         if self.network_from is not None and self.chosen().get("weights"):
             raise ValueError("a run takes its network from one file: give network_from or the parameter weights")
         if self._on_vectors() and (self.network_from or self.copy_partition or self.chosen().get("weights")):
@@ -102,11 +103,16 @@ class Job:
         cache: Path | None = None,
         on_session: Callable[[RunResult], None] | None = None,
     ) -> RunResult:
-        """Perform the run; arguments as of :func:`nocl.run.run`. With a folder it goes on where it stood."""
+        """Perform the run; arguments as of :func:`nocl.run.run`. With a folder it goes on where it stood.
+
+        With a cache, runs on the same features share what a method learns in the base session.
+        """
         stream = self.stream()
         learner = self.learner(stream.image_size, novel=sum(map(len, stream.blocks[1:])))
         if folder is not None:
             self.save(folder)
+        if cache is not None and stream.data.made_by and stream.base.classes:
+            share_base(learner, stream.base, cache)
         more: dict[str, Any] = {"test_batch": TESTED_AT_ONCE} if stream.data.made_by else {}
         return run(
             learner, stream, folder=folder, cache=cache, on_session=on_session, test_every=self.test_every, **more
@@ -115,32 +121,34 @@ class Job:
     def stream(self) -> Stream:
         """The stream, its data loaded."""
         images = self.images()
-        if self.arrivals:
-            return arrange(
-                images, self.arrivals, order_seed=self._order(), seed=self.seed, batch_size=self.batch_size,
-                base_batch_size=self.base_batch_size,
-            )  # fmt: skip
+        if self.network_from is not None:
+            return self._on_network(images, Path(self.network_from))
         if isinstance(images, FeatureData):
             learner = self._on_images(images.image_size)
             if not takes_features(learner):
                 raise TypeError(f"{self.method} as it is set needs images, not embeddings of them; try rda")
             return self._cut_on((), images, rows_at_once=self._rows_at_once(learner))
-        if self.network_from is None:
-            stream = self._cut(images, self.partition)
-            if self.copy_partition is None:
-                return stream
-            copied = base_only(images, stream.blocks[0], holdout=self.copy_holdout, seed=self.seed)
-            return self._cut(copied, self.copy_partition)
-        network = Path(self.network_from)
-        learner = self._on_images(images.image_size)
+        if self.arrivals:
+            return arrange(
+                images, self.arrivals, order_seed=self._order(), seed=self.seed, batch_size=self.batch_size,
+                base_batch_size=self.base_batch_size,
+            )  # fmt: skip
+        stream = self._cut(images, self.partition)
+        if self.copy_partition is None:
+            return stream
+        copied = base_only(images, stream.blocks[0], holdout=self.copy_holdout, seed=self.seed)
+        return self._cut(copied, self.copy_partition)
+
+    def _on_network(self, images: data.Dataset, network: Path) -> Stream:
+        """The stream of the given network's features, or of images where the method needs them."""
+        learner, known = self._on_images(images.image_size), trained_classes(network) or ()
         if not takes_features(learner):
-            return self._cut_on(trained_classes(network) or (), images)
+            return self._cut_on(known, images)
         cache = None if self.feature_cache is None else Path(self.feature_cache)
         features = extract(
             images, network, cache=cache, backbone=learner.backbone, stages=learner.stages, device=self.device,
             engine=self.engine,
         )  # fmt: skip
-        known = trained_classes(network) or ()
         return self._cut_on(known, features, allow_leak=self.allow_leak, rows_at_once=self._rows_at_once(learner))
 
     def images(self) -> data.Dataset:
@@ -262,17 +270,18 @@ class Job:
     def _cut_on(
         self, known: Sequence[int], images: data.Dataset, *, allow_leak: bool = False, rows_at_once: int | None = None
     ) -> Stream:
+        if self.arrivals:
+            return arrange_on_network(
+                images, known, arrivals=self.arrivals, batch_size=self.batch_size,
+                base_batch_size=self.base_batch_size, seed=self._order(), allow_leak=allow_leak,
+                rows_at_once=rows_at_once,
+            )  # fmt: skip
         return stream_on_network(
-            images,
-            known,
-            partition=self.partition,
-            batch_size=self.batch_size,
-            base_batch_size=self.base_batch_size,
-            order_seed=self._order(),
-            allow_leak=allow_leak,
+            images, known, partition=self.partition, batch_size=self.batch_size,
+            base_batch_size=self.base_batch_size, order_seed=self._order(), allow_leak=allow_leak,
             foreign_order=self.foreign_order,
             rows_at_once=rows_at_once,
-        )
+        )  # fmt: skip
 
     def _order(self) -> int:
         return self.seed if self.order_seed is None else self.order_seed

@@ -16,7 +16,7 @@ from nocl.experiments.report.summary import FOREIGN, LEAK, SILENT, UNTRAINED
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
-from nocl.streams import Stream, parse_partition
+from nocl.streams import Stream, arrange, base_size, parse_partition, parse_plan
 
 
 def stream_on_network(
@@ -38,15 +38,8 @@ def stream_on_network(
     """
     sizes = parse_partition(partition, data.n_classes)
     blocks = blocks_on_network(sizes, network_classes, order_seed, foreign=foreign_order)
-    known = set(network_classes) or set(blocks[0])
-    leaked = len(known - set(blocks[0]))
-    if leaked and not allow_leak:
-        raise WrongBaseError(
-            f"partition {partition} has {len(blocks[0])} base classes, but the network was trained on {len(known)}: "
-            f"{leaked} of them would come again as novel; "
-            + ("give each class order a network of its own" if foreign_order else "leave this partition out")
-            + " or allow the leak"
-        )
+    remedy = "give each class order a network of its own" if foreign_order else "leave this partition out"
+    overlap = _overlap(f"partition {partition}", blocks[0], network_classes, allow_leak, remedy)
     about: dict[str, JSON] = {
         "dataset": data.name,
         "options": data.options,
@@ -57,11 +50,8 @@ def stream_on_network(
         "base_batch_size": base_batch_size,
         "drop_last": False,
         **data.made_by,
-        LEAK: leaked,
-        UNTRAINED: len(set(blocks[0]) - known),
+        **overlap,
     }
-    if not network_classes:
-        about[SILENT] = True
     if foreign_order:
         about[FOREIGN] = True
     if rows_at_once is not None:
@@ -76,6 +66,42 @@ def stream_on_network(
         drop_last=False,
         base_seed=0,  # so that all orders on one network share its base session
     )
+
+
+def arrange_on_network(
+    data: Dataset,
+    network_classes: Sequence[int],
+    *,
+    arrivals: str,
+    batch_size: int = 10,
+    base_batch_size: int = 100,
+    seed: int = 0,
+    allow_leak: bool = False,
+    rows_at_once: int | None = None,
+) -> Stream:
+    """As :func:`stream_on_network`, for streams that a plan describes; ``seed`` decides all after the base session."""
+    n_base = base_size(parse_plan(arrivals), data)
+    base = blocks_on_network([n_base, data.n_classes - n_base], network_classes, 0)[0]
+    overlap = _overlap(f"stream {arrivals}", base, network_classes, allow_leak, "leave this stream out")
+    return arrange(
+        data, arrivals, batch_size=batch_size, base_batch_size=base_batch_size, seed=seed, base=base,
+        rows_at_once=rows_at_once, more=overlap,
+    )  # fmt: skip
+
+
+def _overlap(
+    stream: str, base: Sequence[int], network_classes: Sequence[int], allow_leak: bool, remedy: str
+) -> dict[str, JSON]:
+    """How many classes the network and the base session do not share; a leak is refused unless it is allowed."""
+    known = set(network_classes) or set(base)
+    leaked = len(known - set(base))
+    if leaked and not allow_leak:
+        raise WrongBaseError(
+            f"{stream} has {len(base)} base classes, but the network was trained on {len(known)}: {leaked} of them "
+            f"would come again as novel; {remedy} or allow the leak"
+        )
+    silent: dict[str, JSON] = {} if network_classes else {SILENT: True}
+    return {LEAK: leaked, UNTRAINED: len(set(base) - known), **silent}
 
 
 def blocks_on_network(

@@ -1,171 +1,164 @@
-"""Methods on every kind of stream of CIFAR-100, on one given network: `nocl reproduce streams`.
+"""The table and figure of methods on every kind of stream, from the results of `nocl reproduce streams`.
 
-The base session of every stream has the network's classes, those of order 0; the others come as the stream says.
-Methods run on the network's features, which are computed once. A method's base session is learned once for a seed and
-copied. Rows that are in the output file are not run again.
+A column is a method with its settings, a line a stream; one table a measure, mean and 95 % interval over seeds. What
+was not run is empty. The figure has A_last over the streams: what does not depend on the order is a flat line.
 """
 
-import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nocl.arrivals import STREAMS
-from nocl.data import Dataset
-from nocl.data.features import FeatureData, extract, trained_classes
-from nocl.experiments.job import over
-from nocl.experiments.report.summary import estimate
-from nocl.experiments.report.tables import MISSING, markdown_table, percent_estimate
-from nocl.learner import FrozenLearner
-from nocl.methods import METHODS, make
-from nocl.plumbing.files import write_json
-from nocl.plumbing.registry import UnknownNameError, unknown
+from nocl.experiments.paper.figures import empty_figure, saved
+from nocl.experiments.paper.tables import Experiment, Row
+from nocl.experiments.report.summary import Estimate, over_seeds
+from nocl.experiments.report.tables import MISSING, Table, csv_text, latex_text, markdown_text, percent_estimate
+from nocl.plumbing.files import write_atomically
 from nocl.plumbing.types import JSON
-from nocl.pretrain import WrongBaseError
 from nocl.results import RunResult
-from nocl.run import run
-from nocl.streams import Stream, arrange
-
-BASE = 60  # percent of the classes
-ROWS = 500  # features at once for methods whose answer does not depend on it
-MEASURES = ("a_auc", "a_last", "a_avg", "acc", "base_acc", "novel_acc", "hm", "worst_class", "class_forgetting")
-TITLES = {"a_auc": "A_AUC", "a_last": "A_last", "worst_class": "Worst class at the end"}
 
 
-class Contender(NamedTuple):
-    """A row of the comparison: a method with its settings."""
+class Measure(NamedTuple):
+    """What one table shows."""
 
-    method: str
-    preset: str | None = None
-    params: dict[str, JSON] = {}  # noqa: RUF012  # never changed
-
-
-# The expansion of acil, gacl and ranpac is smaller than the papers', for time.
-CONTENDERS: dict[str, Contender] = {
-    "ncm": Contender("ncm"),
-    "slda": Contender("slda"),
-    "rda": Contender("rda"),
-    "foal": Contender("acil", "foal"),
-    "acil": Contender("acil", None, {"expansion": 1000}),
-    "gacl": Contender("acil", "gacl", {"expansion": 1000}),
-    "ranpac": Contender("ranpac", None, {"expansion": 1000}),
-    "dsr": Contender("dsr", None, {"refine_every": 100}),
-    "fecam": Contender("fecam"),
-}
+    name: str
+    title: str
+    read: Callable[[RunResult], float | None]
+    percent: bool = True
 
 
-class Comparison(NamedTuple):
-    """What is compared, and where its rows are kept."""
-
-    images: Dataset
-    network: Path
-    out: Path  # a folder
-    names: Sequence[str] = tuple(CONTENDERS)
-    streams: Sequence[str] = tuple(STREAMS)
-    seeds: Sequence[int] = (0, 1, 2)
-    test_every: int = 2000
-    cache: Path | None = None  # of features; None: the user's
-
-
-def compare_streams(asked: Comparison) -> Iterator[str]:
-    """Run what is missing, write rows, table and figure, and say each row as it comes."""
-    for name in asked.names:
-        if name not in CONTENDERS:
-            raise UnknownNameError(unknown(name, CONTENDERS, "contender"))
-    path = asked.out / "streams.json"
-    found: list[Any] = json.loads(path.read_text("utf-8")) if path.exists() else []
-    done = {(row["stream"], row["name"], row["seed"]) for row in found}
-    for row in _rows(asked, done):
-        found.append(row)
-        write_json(path, found)
-        yield f"{row['stream']:12} {row['name']:8} seed {row['seed']}: A_last {100 * row['a_last']:.1f} %"
-    (asked.out / "streams.md").write_text(table(found), "utf-8")
-    draw(found, asked.out / "streams.svg")
+MEASURES = (
+    Measure("a_auc", "A_AUC: mean accuracy over the tests while learning", lambda run: run.a_auc),
+    Measure("a_last", "A_last: accuracy after the last image", lambda run: run.a_last),
+    Measure("a_avg", "A_avg: mean accuracy over the ends of sessions", lambda run: run.a_avg),
+    Measure("acc", "Mean class accuracy after the last image", lambda run: run.acc),
+    Measure("worst_class", "Accuracy of the worst class after the last image", lambda run: run.worst_class),
+    Measure("class_forgetting", "Forgetting: drop of a class from its best test", lambda run: run.class_forgetting),
+    Measure("learning", "Seconds of learning after the base session", lambda run: fsum(run.seconds[1:]), False),
+    Measure("testing", "Seconds of testing", lambda run: fsum(run.test_seconds), False),
+)
+NOTE = (
+    "Percent; ± is half the 95 % interval of the mean over seeds (Student's t), left out where there is one seed or "
+    f"all agree. A seed decides the stream and what the method draws; the network is the same. {MISSING}: not run."
+)
 
 
-def _rows(asked: Comparison, done: set[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
-    """One row for each stream, contender and seed that is not done; all of a seed before the next."""
-    for seed in asked.seeds:
-        for name in asked.names:
-            fitted = None
-            for kind in asked.streams:
-                if (kind, name, seed) in done:
-                    continue
-                if fitted is None:
-                    learner, features = _contender(name, seed, asked)
-                size = 10 if learner.depends_on_batching else min(ROWS, asked.test_every)
-                stream = arrange(features, f"{kind}:base={BASE}", batch_size=size, base_batch_size=ROWS, seed=seed)
-                _refuse_leak(asked.network, stream)
-                fitted = learner.fit_base(stream.base) if fitted is None else fitted
-                result = run(copy.deepcopy(fitted), stream, test_every=asked.test_every, test_batch=2000)
-                yield _row(kind, name, result, stream)
+class Run(NamedTuple):
+    """A finished run and the row it belongs to."""
+
+    row: Row
+    result: RunResult
+
+    @property
+    def stream(self) -> str:
+        return str(self.result.stream["partition"]).partition(":")[0]
 
 
-def _refuse_leak(network: Path, stream: Stream) -> None:
-    later = set(trained_classes(network) or ()) - set(stream.base.classes)
-    if later:
-        raise WrongBaseError(f"{network.name} was trained on {len(later)} classes that come after the base session")
+def write_streams(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Run], folder: Path) -> list[Path]:
+    """The tables as Markdown, LaTeX and CSV, the figure as SVG and PNG, and what was measured of each run."""
+    found = tables(experiment, rows, runs)
+    parts: dict[str, bytes] = {
+        "table.md": markdown_text(found).encode(),
+        "table.tex": latex_text(found).encode(),
+        "table.csv": csv_text(records(experiment, rows, runs)).encode(),
+        "runs.json": _lines([measured(run) for run in runs]).encode(),
+        **{f"figure.{kind}": content for kind, content in draw(experiment, rows, runs).items()},
+    }
+    for name, content in parts.items():
+        _write(folder / name, content)
+    return [folder / name for name in parts]
 
 
-def _contender(name: str, seed: int, asked: Comparison) -> tuple[FrozenLearner, FeatureData]:
-    """The learner on stored features, and the features of the stages it takes."""
-    method, preset, params = CONTENDERS[name]
-    params = over(METHODS[method].presets[preset] if preset else {}, params)
-    plain = make(method, **params)
-    assert isinstance(plain, FrozenLearner)
-    features = extract(asked.images, asked.network, cache=asked.cache, stages=plain.stages)
-    stages: dict[str, JSON] = {} if plain.stages is None else {"stages": list(plain.stages)}
-    stored: dict[str, JSON] = {"backbone": f"features:{features.feature_dim}", "seed": seed, **stages}
-    learner = make(method, **{**params, **stored, "image_size": asked.images.image_size})
-    assert isinstance(learner, FrozenLearner)
-    return learner, features
+def tables(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Run]) -> list[Table]:
+    """One table a measure: streams by methods."""
+    found = []
+    for measure in MEASURES:
+        cells = [[_cell(experiment, row, stream, runs, measure) for row in rows] for stream in experiment.streams]
+        body = [[stream, *texts] for stream, texts in zip(experiment.streams, cells)]
+        note = NOTE if measure.percent else "Mean over seeds, on whatever else the machine did."
+        found.append(Table(measure.title, ["Stream", *(row.label for row in rows)], body, note))
+    return found
 
 
-def _row(kind: str, name: str, result: RunResult, stream: Stream) -> dict[str, Any]:
-    assert result.anytime is not None
-    about: dict[str, JSON] = {key: value for key, value in stream.describe().items() if key != "sessions"}
+def records(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Run]) -> list[dict[str, JSON]]:
+    """One record a stream and row, with every measure; None where there is no value."""
+    found = []
+    for stream in experiment.streams:
+        for row in rows:
+            some = _of(runs, row, stream)
+            record: dict[str, JSON] = {"stream": stream, "row": row.label, "method": row.method, "runs": len(some)}
+            for measure in MEASURES:
+                value = over_seeds(some, measure.read) if some else None
+                record |= {measure.name: None if value is None else value.mean}
+                record |= {f"{measure.name}_half95": None if value is None else value.half}
+            found.append(record)
+    return found
+
+
+def measured(run: Run) -> dict[str, JSON]:
+    """What is worth keeping of one run, with all that is needed to run it again."""
+    result = run.result
+    about = {key: value for key, value in result.stream.items() if key != "sessions"}
+    tests = result.anytime
     return {
-        "stream": kind, "name": name, "seed": result.seed,
-        **{measure: getattr(result, measure) for measure in MEASURES},
-        "curve": list(result.anytime.accuracy), "images": list(result.anytime.images),
-        "seconds": list(result.seconds[1:]), "test_seconds": sum(result.test_seconds),
+        "row": run.row.label, "stream": run.stream, "seed": result.seed,
+        **{measure.name: measure.read(result) for measure in MEASURES},
+        "base_acc": result.base_acc, "novel_acc": result.novel_acc, "base_seconds": result.seconds[0],
+        "images": [] if tests is None else list(tests.images),
+        "curve": [] if tests is None else list(tests.accuracy),
         "method": result.method, "params": result.params, "about": about, "environment": result.environment,
     }  # fmt: skip
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
-    """A_AUC, A_last and worst class of each contender on each stream: mean and half the 95 % interval over seeds."""
-    names = [name for name in CONTENDERS if any(row["name"] == name for row in found)]
-    parts = []
-    for measure, title in TITLES.items():
-        body = []
-        for kind in STREAMS:
-            cells = [_values(found, kind, name, measure) for name in names]
-            body.append([kind, *(percent_estimate(estimate(values)) if values else MISSING for values in cells)])
-        parts.append(f"### {title}\n\n{markdown_table(['Stream', *names], body)}")
-    return "\n".join(parts)
+def draw(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Run]) -> dict[str, bytes]:
+    """A_last over the streams as ``svg`` and ``png``; bars are intervals over seeds."""
+    a_last = next(measure for measure in MEASURES if measure.name == "a_last")
+    with empty_figure() as figure:
+        axes = figure.subplots()
+        for index, row in enumerate(rows):
+            points = [
+                (place, value)
+                for place, stream in enumerate(experiment.streams)
+                if (value := _estimate(_of(runs, row, stream), a_last)) is not None
+            ]
+            if points:
+                _line(axes, row.label, points, index)
+        axes.set_xticks(range(len(experiment.streams)), list(experiment.streams))
+        axes.set_ylabel("A_last, %")
+        axes.set_title(experiment.title)
+        if axes.lines:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+        return {kind: saved(figure, kind) for kind in ("svg", "png")}
 
 
-def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
-    """A_last of each contender over all streams: what does not depend on the order is a flat line."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5))
-    axis = figure.subplots()
-    for name in CONTENDERS:
-        cells = [(position, _values(found, kind, name, "a_last")) for position, kind in enumerate(STREAMS)]
-        points = [(position, 100 * sum(values) / len(values)) for position, values in cells if values]
-        if points:
-            axis.plot(*zip(*points), marker="o", label=name)
-    axis.set_xticks(range(len(STREAMS)), list(STREAMS))
-    axis.set_ylabel("A_last, %")
-    axis.legend(ncols=2, fontsize=8)
-    figure.tight_layout()
-    with rc_context({"svg.hashsalt": "nocl"}):
-        figure.savefig(path, metadata={"Date": None})
+def _line(axes: Any, label: str, points: Sequence[tuple[int, Estimate]], index: int) -> None:
+    x = [place for place, _ in points]
+    y = [100 * value.mean for _, value in points]
+    halves = [100 * (value.half or 0.0) for _, value in points]
+    style = ("-", "--", ":", "-.")[index // 5 % 4]
+    axes.errorbar(x, y, yerr=halves, marker="os^Dv"[index % 5], linestyle=style, capsize=2, label=label)
 
 
-def _values(found: Sequence[dict[str, Any]], kind: str, name: str, measure: str) -> list[float]:
-    return [row[measure] for row in found if (row["stream"], row["name"]) == (kind, name)]
+def _cell(experiment: Experiment, row: Row, stream: str, runs: Sequence[Run], measure: Measure) -> str:
+    value = _estimate(_of(runs, row, stream), measure)
+    if value is None:
+        return MISSING
+    return percent_estimate(value) if measure.percent else f"{value.mean:.1f}"
+
+
+def _estimate(some: Sequence[RunResult], measure: Measure) -> Estimate | None:
+    return over_seeds(some, measure.read) if some else None
+
+
+def _of(runs: Sequence[Run], row: Row, stream: str) -> list[RunResult]:
+    return [run.result for run in runs if (run.row.label, run.stream) == (row.label, stream)]
+
+
+def _lines(values: Sequence[Mapping[str, JSON]]) -> str:
+    """A JSON list with one value a line, so that a change shows which run changed."""
+    return "[\n" + ",\n".join(json.dumps(value, sort_keys=True) for value in values) + "\n]\n"
+
+
+def _write(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda file: file.write(content))

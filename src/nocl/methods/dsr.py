@@ -91,7 +91,7 @@ class DSR(FrozenLearner):
     base_std_extra
         Added to the standard deviations of base classes, 0 or more; 0.05 in the code.
     refine_every
-        Refine after so many batches, 0 or more, for streams without sessions (0: when a session ends).
+        Refine after so many images, 0 or more, for streams without sessions (0: when a session ends).
     **common
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
@@ -112,7 +112,7 @@ class DSR(FrozenLearner):
     successor = "dsr_calibrated"
     check_params: ClassVar[dict[str, JSON]] = {"dim": 32, "iterations": 3, "samples": 5}
 
-    pending_: Tensor  # int64 [], batches observed since the last refinement
+    pending_: Tensor  # int64 [], images observed since the last refinement
     stands_in: ClassVar[dict[str, str]] = {"base_samples": "samples", "novel_samples": "samples"}
     search_space = (
         "power=0.2:1",
@@ -152,6 +152,7 @@ class DSR(FrozenLearner):
         self.vanilla = ClassStats(self.feature_dim, "diagonal")
         self.high = ClassStats(dim)
         self.register_buffer("pending_", torch.zeros((), dtype=torch.int64))
+        self._in_base = False
 
     # --- the base session -------------------------------------------------------------------------------------
 
@@ -169,7 +170,11 @@ class DSR(FrozenLearner):
         if self.projection.layer1[1].num_batches_tracked == 0 and self.full_recipe.head_epochs:
             pairs = list(pairs)
             self.fit_projection(torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs]), self.full_recipe)
-        return super().fit_base_features(pairs)
+        self._in_base = True  # base classes are not refined, however many images there are
+        try:
+            return super().fit_base_features(pairs)
+        finally:
+            self._in_base = False
 
     def fit_projection(self, z: Tensor, y: Tensor, recipe: Recipe, curve: str = "base_loss") -> None:
         """Train theta2 on base features [N, d] alone, by the recipe's loss on one view of each image."""
@@ -195,12 +200,12 @@ class DSR(FrozenLearner):
         f = tukey(z, self.power)
         self.vanilla.update(f, columns)
         self.high.update(self.project(f), columns)
-        self.pending_ += 1
-        if self.refine_every and self.pending_ >= self.refine_every:
+        self.pending_ += len(y)
+        if self.refine_every and not self._in_base and self.pending_ >= self.refine_every:
             self.end_session()
 
     def without_boundaries(self) -> str:
-        return "DSR refines when a session ends, and this stream never says so: set refine_every, to so many batches"
+        return "DSR refines when a session ends, and this stream never says so: set refine_every, to so many images"
 
     def end_session(self) -> None:
         """The bi-level loop, once for what was observed since the last."""

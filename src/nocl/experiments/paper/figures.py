@@ -22,17 +22,18 @@ NAMES = {"acc": "Acc", "base": "base", "novel": "novel", "hm": "HM"}
 def draw(experiment: Experiment, table: Sequence[Line]) -> dict[str, bytes]:
     """The figure as ``svg`` and ``png``."""
     drawers = {"bars": _bars, "sweep": _sweeps, "losses": _losses}
-    with _figure() as figure:
+    with empty_figure() as figure:
         drawers[experiment.figure](figure, experiment, table)
         if not figure.axes:
             figure.text(0.5, 0.5, f"{experiment.name}: not run", ha="center")
         else:
             figure.suptitle(experiment.title)
-        return {kind: _saved(figure, kind) for kind in ("svg", "png")}
+        return {kind: saved(figure, kind) for kind in ("svg", "png")}
 
 
 @contextmanager
-def _figure() -> Iterator[Any]:
+def empty_figure() -> Iterator[Any]:
+    """A figure in the style of all of them; drawn and saved inside the block."""
     import matplotlib
 
     matplotlib.use("Agg", force=False)
@@ -42,7 +43,8 @@ def _figure() -> Iterator[Any]:
         yield Figure(figsize=(9, 4.5), layout="constrained")
 
 
-def _saved(figure: Any, kind: str) -> bytes:
+def saved(figure: Any, kind: str) -> bytes:
+    """The figure as bytes; the same figure gives the same SVG."""
     out = io.BytesIO()
     figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return out.getvalue()

@@ -13,6 +13,7 @@ from nocl.experiments.paper.figures import draw
 from nocl.experiments.paper.tables import Experiment, Planned, Row, find
 from nocl.experiments.report.page import table_page
 from nocl.experiments.report.tables import csv_text, duration, latex_text
+from nocl.experiments.streams import Run, write_streams
 from nocl.plumbing.files import write_atomically, write_json
 from nocl.plumbing.types import JSON
 from nocl.results import RunResult
@@ -121,12 +122,16 @@ def rebuild(folder: Path) -> list[Path]:
         if path.exists() and (result := RunResult.load(path)).finished:
             dataset = str(result.stream["dataset"])
             records.append(Record(by_label[entry["row"]], dataset, entry["memory"], result))
+    if experiment.streams:
+        return write_streams(experiment, rows, [Run(record.row, record.result) for record in records], folder)
     return write_experiment(experiment, lines(experiment, records, rows), folder)
 
 
-def keep(outcomes: Sequence[Outcome], folder: Path) -> None:
-    """Copy finished results there, to be committed."""
-    for outcome in outcomes:
+def keep(experiment: Experiment, outcomes: Sequence[Outcome], written: Sequence[Path], folder: Path) -> None:
+    """Copy finished results there, to be committed; of streams, which are many runs, what was written of them."""
+    for path in written if experiment.streams else ():
+        _write(folder / path.name, path.read_bytes())
+    for outcome in () if experiment.streams else outcomes:
         if outcome.result is not None:
             write_json(folder / f"{outcome.folder.name}.json", outcome.result.to_json())
 

@@ -1,101 +1,28 @@
-"""The paper's tables and figures as named grids: methods x data sets x memory sizes x seeds.
+"""The paper's tables and figures as named grids: methods x data sets x memory sizes x seeds; and those beyond it.
 
 An :class:`Experiment` says what is compared, :func:`plan` turns it into jobs, cut down to a user's choice. Nothing runs
-here and nothing is drawn. Rows of methods that the paper does not have stand below the paper's own.
+here and nothing is drawn. Rows of methods that the paper does not have stand below the paper's own. Beyond the paper
+are the comparisons over streams (``beyond.py``).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from nocl.experiments.job import Job, over
 from nocl.experiments.networks import kept_network
+from nocl.experiments.paper.beyond import BEYOND
+from nocl.experiments.paper.experiment import MEMORIES, Choice, Experiment, Planned, Row
 from nocl.learner import Learner
 from nocl.methods import METHODS
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
 
 ALL_DATASETS = ("cifar100", "mini_imagenet", "core50")
-MEMORIES = (1000, 2000)
 SMALL_DATA: dict[str, JSON] = {"n_classes": 50, "train_per_class": 4, "test_per_class": 2}
 SMALL_MEMORIES = {1000: 50, 2000: 100}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table as the paper names it, and what is run for it; ``x`` places it in a figure's ``panel``."""
-
-    label: str
-    method: str
-    preset: str | None = None
-    params: dict[str, JSON] = field(default_factory=dict)
-    panel: str = ""
-    x: float | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether the method is there to be run."""
-        return self.method in METHODS or ":" in self.method
-
-    @property
-    def stores_exemplars(self) -> bool:
-        return self.exists and by_name(self.method, METHODS, "method").stores_exemplars
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A table or figure: what is run, on what, and which numbers are compared."""
-
-    name: str
-    title: str
-    rows: tuple[Row, ...]
-    table: str | None = None  # of nocl.experiments.paper.values; None: the paper prints no numbers
-    datasets: tuple[str, ...] = ("cifar100", "mini_imagenet")
-    partition: str = "60+4x10"
-    metrics: tuple[str, ...] = ("acc", "base", "novel", "hm")
-    figure: Literal["bars", "sweep", "losses"] = "bars"
-    trains_its_base: bool = False  # the base network is what differs, so none can be given
-    foreign_orders: bool = False  # one given network for every class order, as the published code: a leak, never tacit
-    claim: str = ""  # what the paper says in words
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a user cuts an experiment down."""
-
-    datasets: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = (0,)
-    memories: tuple[int, ...] = MEMORIES
-    epochs: int | None = None
-    small: bool = False
-    network: str | None = None  # the file of a given base network
-    networks: str | None = None  # a folder of kept networks, for methods on a frozen network
-    allow_leak: bool = False
-    root: str | None = None
-    device: str = "cpu"
-    settings: dict[str, JSON] = field(default_factory=dict)  # parameters for every run
-
-
-class Planned(NamedTuple):
-    """A job and the row of the table that it is run for."""
-
-    row: Row
-    job: Job
-
-    @property
-    def memory(self) -> int | None:
-        """The memory size that the table names."""
-        size = self.job.params.get("memory_size")
-        return size if isinstance(size, int) else None
-
-    def __str__(self) -> str:
-        memory = "" if self.memory is None else f" {self.memory}"
-        seed = f"seed {self.job.seed}" if self.job.order_seed is None else f"order {self.job.order_seed}"
-        return f"{self.row.label}{memory} {self.job.dataset} {seed}"
 
 
 def _methods(*labels: str) -> tuple[Row, ...]:
@@ -217,13 +144,15 @@ EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment
 
 def find(name: str) -> Experiment:
     """An experiment by name; a wrong name is an error that lists the right ones."""
-    if name not in EXPERIMENTS:
-        raise UnknownNameError(unknown(name, EXPERIMENTS, "experiment"))
-    return EXPERIMENTS[name]
+    known = EXPERIMENTS | BEYOND
+    if name not in known:
+        raise UnknownNameError(unknown(name, known, "experiment"))
+    return known[name]
 
 
 def plan(experiment: Experiment, choice: Choice) -> list[Planned]:
     """The runs, so ordered that every row of the table has something first: by seed, exemplar-free methods ahead."""
+    choice = replace(choice, network=choice.network or experiment.network)
     if choice.network is not None and experiment.trains_its_base:
         raise ValueError(f"{experiment.name} compares base networks and trains each of them: leave --backbone-from out")
     if experiment.foreign_orders and choice.network is None and not choice.small:
@@ -235,15 +164,29 @@ def plan(experiment: Experiment, choice: Choice) -> list[Planned]:
         _refuse_clash(experiment, row, choice.settings)
     datasets = ("glyphs",) if choice.small else choice.datasets or experiment.datasets
     cells = [
-        (row, memory, dataset)
+        (row, memory, dataset, stream)
         for row, dataset in product(sorted(rows, key=lambda row: row.stores_exemplars), datasets)
         for memory in memories_of(experiment, row, choice.memories)
+        for stream in chosen_streams(experiment, row, choice.streams)
     ]
     return [
-        Planned(row, _job(experiment, row, memory, dataset, seed, choice))
+        Planned(row, _job(experiment, row, (memory, dataset, stream), seed, choice))
         for seed in choice.seeds
-        for row, memory, dataset in cells
+        for row, memory, dataset, stream in cells
+        if row.seeds is None or seed in choice.seeds[: row.seeds]
     ]
+
+
+def chosen_streams(experiment: Experiment, row: Row, names: Sequence[str]) -> tuple[str, ...]:
+    """The streams that a row is run on; an empty text stands for the partition's."""
+    if not experiment.streams:
+        if names:
+            raise ValueError(f"{experiment.name} has the stream of its partition alone: leave --streams out")
+        return ("",)
+    for name in names:
+        if name not in experiment.streams:
+            raise UnknownNameError(unknown(name, experiment.streams, "stream"))
+    return tuple(name for name in row.streams or experiment.streams if not names or name in names)
 
 
 def chosen_rows(experiment: Experiment, names: Sequence[str]) -> list[Row]:
@@ -269,8 +212,8 @@ def chosen_rows(experiment: Experiment, names: Sequence[str]) -> list[Row]:
 
 
 def memories_of(experiment: Experiment, row: Row, memories: Sequence[int]) -> tuple[int | None, ...]:
-    """The memory sizes of a row; overhead is measured with the smaller one."""
-    if not row.stores_exemplars or experiment.table == "overhead":
+    """The memory sizes of a row; overhead and streams are measured with the method's own."""
+    if not row.stores_exemplars or experiment.table == "overhead" or experiment.streams:
         return (None,)
     return tuple(memories)
 
@@ -287,7 +230,8 @@ def _flat(params: dict[str, JSON]) -> dict[str, JSON]:
     return {name: value for name, value in params.items() if name != "recipe"} | inner
 
 
-def _job(experiment: Experiment, row: Row, memory: int | None, dataset: str, seed: int, choice: Choice) -> Job:
+def _job(experiment: Experiment, row: Row, cell: tuple[int | None, str, str], seed: int, choice: Choice) -> Job:
+    memory, dataset, stream = cell
     params: dict[str, JSON] = {}
     recipe: dict[str, JSON] = {}
     if choice.small:
@@ -301,11 +245,15 @@ def _job(experiment: Experiment, row: Row, memory: int | None, dataset: str, see
         recipe["epochs"] = choice.epochs
     if recipe:
         params = over({"recipe": recipe}, params)
-    given = choice.network is not None  # its base classes stay, a seed decides the order of the others
+    given = choice.network is not None
+    # on a given network a seed decides the order of the other classes; in streams also what the learner draws
+    orders = given and not stream
+    every = experiment.test_every if choice.test_every is None else choice.test_every
     job = Job(
         row.method, params, row.preset, dataset, SMALL_DATA if choice.small else {}, choice.root, experiment.partition,
-        0 if given else seed, seed if given else None, device=choice.device, network_from=choice.network,
-        allow_leak=choice.allow_leak, foreign_order=experiment.foreign_orders,
+        0 if orders else seed, seed if orders else None, device=choice.device, network_from=choice.network,
+        allow_leak=choice.allow_leak, foreign_order=experiment.foreign_orders, arrivals=stream, test_every=every,
+        engine=experiment.engine, feature_cache=choice.feature_cache,
     )  # fmt: skip
     return job if given else _on_kept(job, experiment, choice)
 
@@ -353,3 +301,24 @@ def effective(method: type[Learner], name: str, params: Mapping[str, JSON]) -> J
     """A parameter's value; where it is left open, that of the parameter which stands in for it."""
     value = params.get(name)
     return params.get(method.stands_in.get(name, name)) if value is None else value
+
+
+__all__ = [
+    "ALL_DATASETS",
+    "BEYOND",
+    "CONTROL",
+    "EXPERIMENTS",
+    "MEMORIES",
+    "SMALL_DATA",
+    "Choice",
+    "Experiment",
+    "Planned",
+    "Row",
+    "chosen_rows",
+    "chosen_streams",
+    "effective",
+    "find",
+    "memories_of",
+    "plan",
+    "unusual",
+]

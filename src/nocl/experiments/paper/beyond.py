@@ -1,0 +1,49 @@
+"""Comparisons beyond the paper: methods on every kind of stream (``nocl.arrivals``), in place of one partition.
+
+``streams`` is meant for a given network (``--backbone-from``), ``streams-pretrained`` runs on EfficientNet-Lite0 with
+its ImageNet weights. Rows are smaller than the papers' where the whole table would take days on a CPU; each says how.
+"""
+
+from dataclasses import replace
+
+from nocl.arrivals import STREAMS
+from nocl.experiments.paper.experiment import Experiment, Row
+from nocl.plumbing.types import JSON
+
+_ON_IMAGES = ("disjoint", "shuffled")  # what methods that train the network are run on: a quarter of an hour each
+_STREAM_ROWS = (
+    Row("ncm", "ncm"),
+    Row("slda", "slda"),
+    Row("fecam", "fecam"),
+    Row("ranpac", "ranpac", params={"expansion": 1000}),  # smaller than the papers', for time; acil and gacl too
+    Row("acil", "acil", params={"expansion": 1000}),
+    Row("foal", "acil", "foal"),
+    Row("gacl", "acil", "gacl", {"expansion": 1000}),
+    Row("rda", "rda"),
+    Row("dsr", "dsr", params={"refine_every": 1000}),  # on every stream, for not all of them have sessions
+    Row("finetune", "finetune", streams=_ON_IMAGES, seeds=1),
+    Row("scr", "scr", params={"replay_batch": 10}, streams=_ON_IMAGES, seeds=1),  # 100 in the paper, for time
+)
+_PRETRAINED: dict[str, JSON] = {"backbone": "efficientnet_lite0@128"}
+_PRETRAINED_ROWS = (
+    Row("ncm", "ncm", params=_PRETRAINED),
+    Row("slda", "slda", params=_PRETRAINED),
+    Row("fecam", "fecam", params={"covariance": "shared", **_PRETRAINED}),  # a full one is 13 MB a class
+    Row("ranpac", "ranpac", params={"expansion": 1000, **_PRETRAINED}),
+    Row("acil", "acil", params={"expansion": 1000, **_PRETRAINED}),
+    Row("foal", "acil", "foal", {"stages": [1, 2, 3, 4, 5], **_PRETRAINED}),  # all stages of this network
+    Row("gacl", "acil", "gacl", {"expansion": 1000, **_PRETRAINED}),
+    Row("rda", "rda", params=_PRETRAINED),
+    Row("dsr", "dsr", params={"refine_every": 1000, "dim": 512, **_PRETRAINED}, seeds=1),  # 2,048 in the paper
+)
+_STREAMS = Experiment(
+    "streams", "Methods on every kind of stream", _STREAM_ROWS, None, ("cifar100",), streams=tuple(STREAMS),
+    test_every=2000, figure="streams",
+)  # fmt: skip
+BEYOND: dict[str, Experiment] = {
+    _STREAMS.name: _STREAMS,
+    "streams-pretrained": replace(
+        _STREAMS, name="streams-pretrained", title="The same on EfficientNet-Lite0 (ImageNet)", rows=_PRETRAINED_ROWS,
+        network="pretrained", engine="onnx",
+    ),
+}  # fmt: skip
