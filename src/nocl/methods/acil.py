@@ -26,14 +26,14 @@ from typing import ClassVar, Unpack
 from torch import Tensor
 
 from nocl.learner import FrozenCommon, FrozenLearner
-from nocl.plumbing.parameters import Natural, Positive
+from nocl.plumbing.parameters import Fraction, Natural, Positive
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
-from nocl.stats.ridge import Activation, Expansion, RecursiveRidge
+from nocl.stats.ridge import Activation, Expansion, RecursiveRidge, balanced
 
 PRESETS: dict[str, dict[str, JSON]] = {
-    "foal": {"stages": [1, 2, 3, 4], "activation": "sigmoid", "expansion": 1000, "gamma": 1.0},
-    "gacl": {"expansion": 5000, "gamma": 100.0},
+    "foal": {"stages": [1, 2, 3, 4], "activation": "sigmoid", "expansion": 1000, "gamma": 1.0, "balance": 0.0},
+    "gacl": {"expansion": 5000, "gamma": 100.0, "balance": 0.0},
 }
 
 
@@ -48,6 +48,9 @@ class ACIL(FrozenLearner):
         Ridge, above 0; 0.1 in the paper.
     activation
         Of the random layer: ``relu`` (ACIL) or ``sigmoid`` (F-OAL).
+    balance
+        How far scores are corrected for classes of unequal numbers of images, from 0 (the papers') to 1; see
+        :func:`~nocl.stats.ridge.balanced`. The default was chosen on base classes (benchmarks/tune_balance.py).
     **common
         ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
         :class:`~nocl.learner.FrozenLearner`.
@@ -64,10 +67,11 @@ class ACIL(FrozenLearner):
         expansion: Natural = 2048,
         gamma: Positive = 0.1,
         activation: Activation = "relu",
+        balance: Fraction = 0.0,
         **common: Unpack[FrozenCommon],
     ) -> None:
         super().__init__(**common)
-        self.expansion, self.gamma, self.activation = expansion, gamma, activation
+        self.expansion, self.gamma, self.activation, self.balance = expansion, gamma, activation, balance
         self.layer = Expansion(
             self.feature_dim, expansion, init="uniform", draw=generator(self.seed, "acil"), activation=activation
         )
@@ -81,7 +85,7 @@ class ACIL(FrozenLearner):
         self.solution.update(self.layer(z.double()), columns)
 
     def score(self, z: Tensor) -> Tensor:
-        scores: Tensor = self.layer(z) @ self.solution.weight.to(z)
+        scores = balanced(self.layer(z) @ self.solution.weight.to(z), self.solution.count, self.balance)
         return scores.masked_fill(self.solution.count == 0, float("-inf"))
 
     def network_state_names(self) -> set[str]:

@@ -27,11 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nocl.learner import FrozenCommon, FrozenLearner, Learner
-from nocl.plumbing.parameters import Natural, Positive
+from nocl.plumbing.parameters import Fraction, Natural, Positive
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.stats.linalg import Cached
-from nocl.stats.ridge import Expansion, RidgeStats, choose_ridge
+from nocl.stats.ridge import Expansion, RidgeStats, balanced, choose_ridge
 
 HELD_OUT = 5  # every fifth image of a class
 
@@ -49,6 +49,9 @@ class RanPAC(FrozenLearner):
         Scale features to length 1 first.
     scaled
         Divide the random layer by the square root of the feature's length.
+    balance
+        How far scores are corrected for classes of unequal numbers of images, from 0 (the paper's) to 1; see
+        :func:`~nocl.stats.ridge.balanced`. The default was chosen on base classes (benchmarks/tune_balance.py).
     **common
         ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
         :class:`~nocl.learner.FrozenLearner`.
@@ -67,10 +70,12 @@ class RanPAC(FrozenLearner):
         ridge: Positive | None = None,
         l2_input: bool = False,
         scaled: bool = False,
+        balance: Fraction = 0.0,
         **common: Unpack[FrozenCommon],
     ) -> None:
         super().__init__(**common)
         self.expansion, self.ridge, self.l2_input, self.scaled = expansion, ridge, l2_input, scaled
+        self.balance = balance
         self.layer = Expansion(self.feature_dim, expansion, init="normal", draw=generator(self.seed, "ranpac"))
         if scaled:
             self.layer.matrix /= math.sqrt(self.feature_dim)
@@ -141,7 +146,7 @@ class RanPAC(FrozenLearner):
         weight = self._weights.get(
             (self.stats.gram, self.stats.cross, self.ridge_), lambda: self.stats.weights(float(self.ridge_))
         )
-        scores = self._expand(z) @ weight.to(z)
+        scores = balanced(self._expand(z) @ weight.to(z), self.stats.count, self.balance)
         return scores.masked_fill(self.stats.count == 0, float("-inf"))
 
     def _expand(self, z: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ A running mean mu_c of each class, one covariance Sigma shared by all, and the r
 analysis with equal priors:
 
     Lambda = ((1 - shrinkage) Sigma + shrinkage I)^-1
-    argmax_c  mu_c Lambda x - mu_c Lambda mu_c / 2
+    argmax_c  mu_c Lambda x - mu_c Lambda mu_c / 2    (+ (1 - balance) log n_c, with ``balance`` below 1)
 
 The base session gives the means and Sigma, the latter by oracle-approximating shrinkage. After it, with t
 samples behind it, each sample adds its deviation d = x - mu_y to the scatter t Sigma and then moves its mean:
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from nocl.learner import FrozenCommon, FrozenLearner, Learner
-from nocl.plumbing.parameters import Range
+from nocl.plumbing.parameters import Fraction, Range
 from nocl.stats.class_stats import ClassStats, tukey
 from nocl.stats.linalg import Cached, oas, solve
 
@@ -47,6 +47,9 @@ class SLDA(FrozenLearner):
         Weight of the identity beside the covariance, above 0 to 1; 1e-4 in the paper.
     power
         Power of the Tukey transform, from 0 to 2 (0: the logarithm); 1, the paper's, changes nothing.
+    balance
+        1, the paper's: all classes are equally likely, whatever their numbers of images; 0: as likely as they were in
+        the stream; between: something of both. Chosen on base classes (benchmarks/tune_balance.py).
     **common
         ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
         :class:`~nocl.learner.FrozenLearner`.
@@ -67,10 +70,12 @@ class SLDA(FrozenLearner):
         update: Literal["exact", "official"] = "exact",
         shrinkage: Annotated[float, Range(0, 1, above=True)] = 1e-4,
         power: Annotated[float, Range(0, 2)] = 1.0,
+        balance: Fraction = 1.0,
         **common: Unpack[FrozenCommon],
     ) -> None:
         super().__init__(**common)
         self.covariance, self.update, self.shrinkage, self.power = covariance, update, shrinkage, power
+        self.balance = balance
         self.stats = ClassStats(self.feature_dim, "shared")
         self.register_buffer("samples_", torch.zeros((), dtype=torch.int64))
         self.register_buffer("fixed_", torch.tensor(False))
@@ -138,6 +143,8 @@ class SLDA(FrozenLearner):
         z = tukey(z, self.power)
         weight, bias = self._discriminant.get((self.stats.mean, self.stats.scatter, self.stats.count), self._solve)
         scores = torch.addmm(bias.to(z), z, weight.to(z).T)
+        if self.balance < 1:
+            scores = scores + (1 - self.balance) * self.stats.count.clamp_min(1).log().to(z)
         return scores.masked_fill(self.stats.count == 0, float("-inf"))
 
     def _solve(self) -> tuple[Tensor, Tensor]:

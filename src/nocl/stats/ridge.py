@@ -138,6 +138,22 @@ def choose_ridge(fit: RidgeStats, held_out: RidgeStats, grid: tuple[float, ...] 
     return grid[min(range(len(grid)), key=errors.__getitem__)], errors
 
 
+def balanced(scores: Tensor, count: Tensor, balance: float) -> Tensor:
+    """Ridge scores [B, K] corrected for unequal classes: each divided by (images of its class / their mean) ** balance.
+
+    A ridge score estimates the probability of a class given the image, in which a class of few images is rare. With
+    ``balance`` 1 what remains is how well the image fits the class; with 0 nothing changes. Nor does it with equal
+    counts.
+
+    >>> balanced(torch.tensor([[0.6, 0.3]]), torch.tensor([300, 100]), 1.0)
+    tensor([[0.4000, 0.6000]])
+    """
+    met = count[count > 0].double()
+    if not balance or not len(met):
+        return scores
+    return scores * (met.mean() / count.clamp_min(1)).pow(balance).to(scores)
+
+
 class RecursiveRidge(nn.Module):
     """The ridge solution kept up to date by recursive least squares: no solve larger than a batch, ever."""
 
