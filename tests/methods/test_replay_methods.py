@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.scr_ft import StoredSCR
 
 from nocl import nets
 from nocl.checks import BASE_LABELS, LEARNER_CHECKS, QUICK, easy_images, novel, split, teach
@@ -363,3 +364,17 @@ def test_adam_is_torchs_adam() -> None:
 def test_ocm_refuses_an_embedding_that_leaves_no_offset() -> None:
     with pytest.raises(ValueError, match="embed_dim must be below the feature's 64 values, not 200"):
         OCM(**SHORT, embed_dim=200)  # type: ignore[arg-type]
+
+
+def test_frozen_scr_answers_as_the_benchmark_does_from_features() -> None:
+    learner = fitted("scr", freeze_backbone=True)
+    teach(learner, novel())
+    images = easy_images(BASE_LABELS, 3, 9).x
+    stored = StoredSCR(memory_size=learner.memory_size, backbone=f"features:{learner.feature_dim}")
+    stored.meet(learner.classes_.tolist())
+    features = learner.network(learner.prepare(learner.memory.images[: len(learner.memory)]))
+    stored.memory.images[: len(learner.memory)] = features.detach()
+    stored.memory.columns.copy_(learner.memory.columns)
+    stored.memory.filled.copy_(learner.memory.filled)
+    z = learner.network(learner.prepare(images)).detach()
+    assert torch.allclose(stored.score(z), learner.decision_function(images), atol=1e-5)
