@@ -46,9 +46,9 @@ class Trial(NamedTuple):
 PAPER = Trial(20, 20, 0.01)
 TRIALS = (
     PAPER,
-    *(Trial(k, 20, 0.01) for k in (5, 2, 1)),
-    *(Trial(2, t, 0.01) for t in (10, 5)),
-    *(Trial(k, t, 0.2 / t) for t in (10, 5, 2) for k in (2, 1)),
+    *(Trial(k, 20, 0.01) for k in (5, 1)),
+    Trial(5, 5, 0.01),
+    *(Trial(k, t, 0.2 / t) for k, t in ((2, 5), (1, 5), (1, 2))),
     Trial(1, 0, 0.01),
 )
 

@@ -3,11 +3,11 @@
     python benchmarks/refinement.py --data FOLDER --epochs 2 [ce sc sc+ssl sc+da]
 
 The whole problem is made of base classes' training images (36 pseudo-base, 24 pseudo-novel; see
-:mod:`nocl.experiments.base_copy`). Network and projection (D = 2,048) are trained together by the strategy, the tiny
-network and few epochs, at the recipe of ``results/base-strategies``. ``--samples`` is K: fewer are faster and answer
-alike (``dsr_fast``). ``sc, two passes`` is ``sc`` with its two views through the network one after the other, each with
-batch statistics of its own, as the public code has them. Strategies that are in the file of results are not run again.
-Writes results/refinement.json.
+:mod:`nocl.experiments.base_copy`). Network and projection are trained together by the strategy, the tiny network and
+few epochs, at the recipe of ``results/base-strategies``. ``--dim`` is D and ``--samples`` K, both smaller than the
+paper's, for the time. ``sc, two passes`` is ``sc`` with its two views through the network one after the other, each
+with batch statistics of its own, as the public code has them. Strategies that are in the file of results are not run
+again. Writes results/refinement.json.
 """
 
 import json
@@ -37,11 +37,11 @@ class TwoPasses(Contrastive):
         return self.terms(torch.cat([network(self.normalise(view)) for view in images.chunk(2)]), targets)
 
 
-def job(objective: str, iterations: int, epochs: int, samples: int, root: str | None) -> Job:
+def job(objective: str, iterations: int, epochs: int, sizes: dict[str, JSON], root: str | None) -> Job:
     """DSR on the copy after that strategy."""
     recipe: dict[str, JSON] = {**RECIPE, "objective": objective, "epochs": epochs}
-    params: dict[str, JSON] = {"backbone": "tiny_resnet18", "iterations": iterations, "samples": samples}
-    return Job("dsr", {**params, "recipe": recipe}, dataset="cifar100", root=root, copy_partition=PARTITION)
+    params: dict[str, JSON] = {"backbone": "tiny_resnet18", "iterations": iterations, **sizes, "recipe": recipe}
+    return Job("dsr", params, dataset="cifar100", root=root, copy_partition=PARTITION)
 
 
 def described(result: RunResult) -> dict[str, JSON]:
@@ -56,6 +56,7 @@ def main() -> None:
     arguments.add_argument("strategies", nargs="*", default=list(STRATEGIES))
     arguments.add_argument("--epochs", type=int, default=2)
     arguments.add_argument("--samples", type=int, default=5)
+    arguments.add_argument("--dim", type=int, default=256)
     args = arguments.parse_args()
     torch.set_num_threads(1)
     path, root = args.out / "refinement.json", None if args.data is None else str(args.data)
@@ -66,9 +67,9 @@ def main() -> None:
             if (name, iterations, args.epochs) in done:
                 continue
             asked: dict[str, JSON] = {"strategy": name, "iterations": iterations, "epochs": args.epochs}
-            run = job(STRATEGIES[name], iterations, args.epochs, args.samples, root)
-            found = run.run(cache=args.cache)
-            rows.append({**asked, "samples": args.samples, **described(found), "commit": environment()["commit"]})
+            sizes: dict[str, JSON] = {"dim": args.dim, "samples": args.samples}
+            found = job(STRATEGIES[name], iterations, args.epochs, sizes, root).run(cache=args.cache)
+            rows.append({**asked, **sizes, **described(found), "commit": environment()["commit"]})
             print(rows[-1], flush=True)
             keep(path, f"python benchmarks/refinement.py --epochs {args.epochs}", None, rows=list(rows))
 
