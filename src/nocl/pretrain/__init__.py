@@ -1,8 +1,8 @@
 """Base-session training: the one place where epochs are allowed.
 
-A *recipe* says everything that decides the result; an *objective* owns projection and heads and turns a batch into a
-loss; the *training* loop knows neither, is resumable after every epoch and keeps finished networks by content. Nothing
-here evaluates or ever sees a novel class.
+A *recipe* is the list of settings that determine the result. An *objective* holds projection and heads and computes the
+loss of a batch. The *training* loop is independent of both; it can be resumed after every epoch, and it caches finished
+networks under a hash of their settings. Nothing here evaluates a network or uses a novel class.
 """
 
 from nocl.pretrain.heads import heads_on_features, trains_on_features

@@ -1,7 +1,7 @@
 """Augmentation of whole batches with kornia, drawn from an explicit generator.
 
-kornia takes its random numbers from torch's global generator; :class:`Augment` seeds a forked copy of it from ours,
-so that our generator alone decides and the global one is left as it was.
+kornia draws random numbers from torch's global generator. :class:`Augment` seeds it from our generator and afterwards
+restores its state, so that results depend on our generator alone.
 """
 
 import math
@@ -21,8 +21,8 @@ class Augment:
 
     ``crop_flip``: pad by an eighth, crop, flip. ``bright_crop_flip``: the same and brightness by a factor within
     1 +- 63 / 255 (PASS, SSRE). ``autoaugment``: crop, flip, kornia's AutoAugment with the CIFAR-10 policy, one of its
-    sub-policies for each batch, and a square of half the side blacked out (FACT, SSRE). ``heavy``: the view of
-    supervised contrastive training: resized crop of 20 to 100 % of the area, flip, colour jitter, grey.
+    sub-policies for each batch, and a square of half the side set to black (FACT, SSRE). ``heavy``: for
+    supervised contrastive training, resized crop of 20 to 100 % of the area, flip, colour jitter, grey.
     ``heavy_jitter``: the same with the jitter always on (DVC). ``weak``: resized crop of 30 to 100 %, flip, grey (OCM).
     """
 
@@ -69,7 +69,7 @@ def _pipeline(name: str, height: int, width: int) -> nn.Module:
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Images [B, 3, H, W] in all four quarter turns counter-clockwise, image after image [4 B, 3, H, W] (PASS).
+    """Images [B, 3, H, W] in four rotations by 0 to 3 quarter turns, counter-clockwise, as [4 B, 3, H, W] (PASS).
 
     >>> rotated(torch.arange(4).view(1, 1, 2, 2))[1, 0]
     tensor([[1, 3],
@@ -81,7 +81,7 @@ def rotated(x: Tensor) -> Tensor:
 def cutmix_box(share: float, centre: tuple[int, int], side: int) -> tuple[int, int, int, int]:
     """Rows [top, bottom) and columns [left, right) that CutMix replaces, as (top, left, bottom, right).
 
-    The box wants ``1 - share`` of the square image and is cut off at the border.
+    The box covers ``1 - share`` of the square image, less where it crosses the border.
 
     >>> cutmix_box(0.3, (1, 4), side=8)
     (0, 1, 4, 7)
@@ -92,10 +92,11 @@ def cutmix_box(share: float, centre: tuple[int, int], side: int) -> tuple[int, i
 
 
 def turned_variants(x: Tensor, n: int = 16) -> Tensor:
-    """OCM's variants of square images [B, 3, H, W], variant after variant: [n B, 3, H, W], the first the image itself.
+    """OCM's n variants of square images [B, 3, H, W] as [n B, 3, H, W]; the first variant is the image itself.
 
-    Variant 4 r + l turns the right half, both halves or the left half (l = 1, 2, 3) by 180 degrees, and then the whole
-    image by r quarter turns counter-clockwise. ``n`` = 4 leaves out the turns of halves, ``n`` = 1 all.
+    Variant 4 r + l rotates the right half, both halves or the left half (l = 1, 2, 3) by 180 degrees, and then the
+    whole image by r quarter turns counter-clockwise. ``n`` = 4 does not rotate halves, ``n`` = 1 does not rotate at
+    all.
 
     >>> turned_variants(torch.arange(4).view(1, 1, 2, 2), n=4)[1, 0]
     tensor([[1, 3],

@@ -1,11 +1,11 @@
-"""Base training on several devices, through Lightning Fabric: who computes what, and how it is put together.
+"""Base training on several devices, with Lightning Fabric.
 
-Every process draws the same batch and views. Each passes its share of the images through the network; the features are
-gathered *with their gradient*, so that projection, heads and loss see the whole batch on every device. Batch
-normalisation inside the network takes its statistics over all processes. The number of devices therefore changes
-nothing but rounding: two processes with b images each train as one with 2b.
+Every process draws the same batch and the same augmentations. Each process computes the features of its part of the
+images; the parts are gathered *with their gradient*, so that projection, heads and loss use the whole batch on every
+device. Batch normalisation computes its statistics over all processes. The number of devices therefore changes rounding
+only: two processes with b images each train like one process with 2b.
 
-Which devices to use is no part of a recipe; :func:`computing` sets it for a block, as the command line does.
+The devices are not part of a recipe; :func:`computing` sets them for a block of code, as the command line does.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 @dataclass(frozen=True)
 class Compute:
-    """Processes on each node, nodes, and the precision of the network's passes.
+    """The number of processes on each node, the number of nodes, and the precision of the forward pass.
 
     With more than one node, start the same command on each with NODE_RANK, MASTER_ADDR and MASTER_PORT set.
     """
@@ -51,7 +51,7 @@ class Compute:
         return self.devices * self.nodes
 
     def fabric(self, device: torch.device) -> "Fabric":
-        """Fabric for these processes on that kind of device."""
+        """A Fabric for these processes on this kind of device."""
         from lightning_fabric import Fabric  # slow to import, and few trainings need it
 
         several = self.processes > 1
@@ -69,7 +69,7 @@ _compute: ContextVar[Compute | None] = ContextVar("compute", default=None)
 
 @contextmanager
 def computing(compute: Compute) -> Iterator[None]:
-    """Train base networks inside the block on those devices."""
+    """Train base networks on those devices inside the ``with`` block."""
     token = _compute.set(compute)
     try:
         yield
@@ -78,19 +78,19 @@ def computing(compute: Compute) -> Iterator[None]:
 
 
 def current() -> Compute:
-    """What :func:`computing` set, or one process."""
+    """The setting of :func:`computing`, or one process."""
     return _compute.get() or Compute()
 
 
 class Worker:
-    """One process's part in a training. Without Fabric: all of it."""
+    """What one process does in a training; without Fabric it is the only process."""
 
     def __init__(self, fabric: "Fabric | None" = None) -> None:
         self.fabric = fabric
         self.writes = fabric is None or fabric.local_rank == 0
 
     def share(self, network: nn.Module) -> Extractor:
-        """The network as a function of whole batches, whoever computes the parts."""
+        """The network as a function of whole batches, computed by all processes together."""
         if self.fabric is None or self.fabric.world_size == 1:
             return network
         synchronise_batchnorm(network)
@@ -110,14 +110,14 @@ class Worker:
         optimizer.step()
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimiser to hand to ``step``: the same, or scaling gradients where the precision wants it."""
+        """The optimiser for ``step``; Fabric adds gradient scaling where the precision needs it."""
         if self.fabric is None:
             return optimizer
         return cast(torch.optim.Optimizer, self.fabric.setup_optimizers(optimizer))
 
 
 class Shared:
-    """A network whose batch is cut into shares, one a process; the features come back whole, with gradient."""
+    """A network that computes a part of the batch in each process and returns all features, with gradient."""
 
     def __init__(self, fabric: "Fabric", network: nn.Module) -> None:
         self.fabric, self.module = fabric, fabric.setup_module(network)
@@ -125,13 +125,13 @@ class Shared:
     def __call__(self, images: Tensor) -> Tensor:
         shares = images.tensor_split(self.fabric.world_size)
         z = self.module(shares[self.fabric.global_rank])
-        padded = F.pad(z, (0, 0, 0, len(shares[0]) - len(z)))  # gathering wants equal lengths
+        padded = F.pad(z, (0, 0, 0, len(shares[0]) - len(z)))  # all_gather needs equal lengths
         gathered = all_gather(padded.contiguous())
         return torch.cat([features[: len(share)] for features, share in zip(gathered, shares)])
 
 
 def synchronise_batchnorm(network: nn.Module) -> None:
-    """Let batch normalisation take mean and variance over all processes. torch's own can do so on GPUs only."""
+    """Let batch normalisation use mean and variance over all processes (torch.nn.SyncBatchNorm needs GPUs)."""
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.forward = MethodType(_synchronised_forward, module)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Projection and heads alone, trained on features where no images are at hand."""
+"""Train projection and heads on stored features, without images."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ ON_FEATURES = "trained on features, one view of each image"  # what a result say
 
 
 def trains_on_features(recipe: Recipe) -> bool:
-    """Whether the recipe's heads can do without images: rotations, mixtures and objectives of one's own cannot."""
+    """True if the recipe's heads can be trained without images; rotations, mixtures and custom objectives need them."""
     return issubclass(by_name(recipe.objective, OBJECTIVES, "objective"), Strategy) and "+" not in recipe.objective
 
 
@@ -29,7 +29,7 @@ def kept_heads(
     path: Path | None, key: dict[str, JSON], network: Backbone, features: Callable[[], tuple[Tensor, Tensor]],
     recipe: Recipe, *, n_classes: int, seed: int,
 ) -> tuple[Strategy, list[float]]:  # fmt: skip
-    """The heads kept in that file, or :func:`heads_on_features` written into it; ``key`` is all that decides them."""
+    """Load the heads from the file, or train them and write it; ``key`` holds the settings that determine them."""
     if path is not None and path.exists():
         tensors, header = read_tensors(path)
         if header.get("key") != key:
@@ -49,18 +49,18 @@ def kept_heads(
 def heads_on_features(
     network: Backbone, z: Tensor, y: Tensor, recipe: Recipe, *, n_classes: int, seed: int
 ) -> tuple[Strategy, list[float]]:
-    """The recipe's projection and heads, trained on features [N, d] of labels 0 .. n - 1, and each epoch's loss.
+    """Train the recipe's projection and heads on features [N, d] with labels 0 .. n - 1; also returns the losses.
 
-    What to do where only features are at hand; ``train_base`` with ``weights`` also draws the objective's views. Here
-    each image has the one view that its feature is of, so ``augment`` and ``head_rounds`` have no meaning, a
-    contrastive loss compares different images of a class alone, and rotations or mixtures cannot be had.
+    For cases where only features exist; ``train_base`` with ``weights`` has images and uses the objective's views. Here
+    each image has one view, so ``augment`` and ``head_rounds`` have no effect, a contrastive loss compares different
+    images of a class only, and rotations or mixtures are not possible.
     """
     objective = _objective(network, z.shape[1], recipe, n_classes, seed).to(z.device)
     return objective, fit_heads(objective, z, y, recipe, seed)
 
 
 def fit_heads(objective: Strategy, z: Tensor, y: Tensor, recipe: Recipe, seed: int) -> list[float]:
-    """Train an objective on features by the recipe; see :func:`heads_on_features`."""
+    """Train an objective on features with the recipe's settings; see :func:`heads_on_features`."""
     optimizer = optimizer_of(objective.parameters(), recipe)
     n_batches = max(1, len(y) // HEAD_BATCH)
     targets = torch.stack([y, torch.full_like(y, ABSENT)], dim=1).to(z.device)

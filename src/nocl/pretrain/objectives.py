@@ -1,15 +1,15 @@
 """What the base session minimises: cross-entropy or supervised contrast, with rotation labels and mixed classes.
 
-An objective owns the projection and the heads. It is split so that features may be computed once and used often:
-``views`` turns a batch into the images that pass the network, ``terms`` turns their features into the loss.
+An objective holds the projection and the heads. It has two steps, so that features can be computed once and used
+several times: ``views`` makes the network's input images from a batch, ``terms`` computes the loss from their features.
 
     L = L_vp + L_hp,   L_vp = loss(head_vp(z), y),   L_hp = loss(head_hp(theta2(z)), y),   z = g(theta1(x))
 
-``+ssl`` adds cross-entropy over the joint labels 4y + k of the image turned k quarters counter-clockwise, ``+da`` adds
-mixtures of two classes as classes of their own (ALICE). They are two independent additions to either loss.
+``+ssl`` adds cross-entropy over the joint labels 4y + k of the image rotated by k quarter turns counter-clockwise.
+``+da`` adds mixtures of two classes as additional classes (ALICE). Each can be added to either loss.
 
-All views of a batch pass the network as one batch, so batch normalisation takes its statistics over all of them. The
-public code of SCR and of NO-CL passes the two contrastive views one after the other, each with statistics of its own.
+All views of a batch go through the network as one batch, so batch normalisation uses statistics of all of them. The
+public codes of SCR and of NO-CL compute the two contrastive views one after the other, each with its own statistics.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from nocl.pretrain.recipe import Recipe
 
 Extractor = Callable[[Tensor], Tensor]  # normalised images to features
-ABSENT = -1  # a row that takes no part in a loss
+ABSENT = -1  # the label of a row that is left out of a loss
 
 
 class Objective(nn.Module):
-    """A training loss and the heads it needs. Subclasses give ``terms``, and ``views`` where images are added."""
+    """A training loss and the heads it needs. Subclasses define ``terms``, and ``views`` if they add images."""
 
     epoch: int = 0  # set by the training loop
 
@@ -49,7 +49,7 @@ class Objective(nn.Module):
         return cls(network, dim, n_classes, seed)
 
     def views(self, x: Tensor, y: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The images to pass through the network, in [0, 1], and what ``terms`` must know about each."""
+        """The network's input images, in [0, 1], and the target of each for ``terms``."""
         return x, y
 
     def terms(self, z: Tensor, targets: Tensor) -> Tensor:
@@ -63,13 +63,13 @@ class Objective(nn.Module):
 
 
 class Strategy(Objective):
-    """The paper's base strategies. Targets are [N, 2]: the class or mixed class, and the rotation label; -1: none."""
+    """The paper's base objectives. Targets are [N, 2]: class or mixed class, and rotation label; -1: none."""
 
     heavy_view = False
 
     def __init__(self, network: Backbone, dim: int, n_classes: int, seed: int, recipe: "Recipe | None" = None) -> None:
         super().__init__(network, dim, n_classes, seed)
-        from nocl.pretrain.recipe import Recipe  # recipes check their objective's name, hence know this module
+        from nocl.pretrain.recipe import Recipe  # here, because recipe.py imports this module
 
         self.recipe, self.n_classes = recipe or Recipe(), n_classes
         self.rotates, self.mixes = "+ssl" in self.recipe.objective, "+da" in self.recipe.objective
@@ -125,7 +125,7 @@ class CrossEntropy(Strategy):
 
     @property
     def head(self) -> GrowingLinear:
-        """The classifier on the features; with mixed classes its first rows are the real ones."""
+        """The classifier on the features; with mixed classes, the real classes are its first rows."""
         head = self.heads["vanilla"]
         assert isinstance(head, GrowingLinear)
         return head
@@ -164,7 +164,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def linear(dim: int, n_rows: int, seed: int) -> GrowingLinear:
-    """A linear classifier with its rows drawn from the seed."""
+    """A linear classifier, initialised from the seed."""
     head = GrowingLinear(dim)
     head.grow(n_rows, generator(seed, "head"))
     return head
@@ -173,10 +173,10 @@ def linear(dim: int, n_rows: int, seed: int) -> GrowingLinear:
 def mix_classes(
     views: list[Tensor], y: Tensor, n_classes: int, draw: torch.Generator, *, times: int = 1
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Mixtures of two classes, ``times`` for each image, the same weights and partners in every view.
+    """Mixtures of two classes, ``times`` for each image, with the same weights and partners in every view.
 
     The weight is drawn from Beta(20, 20) and set to 0.5 outside [0.4, 0.6]; pairs of one class are left out, so a batch
-    of one class gives none. Labels are those of :func:`nocl.pretrain.supcon.pair_labels`.
+    with a single class gives none. Labels are those of :func:`nocl.pretrain.supcon.pair_labels`.
     """
     images, labels = [], []
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""A recipe: everything that decides what the base session makes of the network."""
+"""A recipe: all settings of base training that determine the trained network."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -16,16 +16,16 @@ _CHOICES = {
 }
 _SPEED_ONLY = ("compile",)
 _HEADS_ONLY = ("head_epochs", "head_rounds")
-_UNSET: dict[str, JSON] = {"optimizer": "sgd", "options": {}}  # not in the JSON, so that older networks keep their key
+_UNSET: dict[str, JSON] = {"optimizer": "sgd", "options": {}}  # not in the JSON: older networks keep their keys
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the base session trains. Defaults are the paper's: plain SGD, constant rate, 100 epochs.
+    """Settings of base training. Defaults are the paper's: plain SGD, constant learning rate, 100 epochs.
 
     ``objective`` is ``ce`` or ``sc`` (supervised contrastive), followed by any of ``+ssl`` (rotation labels) and
     ``+da`` (mixed classes). With a ``projection`` of D > 0 values the loss is that of the features plus that of their
-    projection, L_vp + L_hp; ``spaces`` keeps one of the two. Networks are shared by methods that use equal recipes.
+    projection, L_vp + L_hp; ``spaces`` selects one of the two. Methods with equal recipes share a network.
     A schedule ``steps:60,70`` divides the rate by ten when those epochs begin.
     """
 
@@ -38,16 +38,16 @@ class Recipe:
     augment: str = "none"
     normalize: bool = False  # by mean and std of the base images
     power: float = 1.0  # Tukey's power on the features before every head
-    projection: int = 0  # D of the projection trained along with the network; 0: none
-    spaces: str = "both"  # where the loss is taken: "both", "vanilla" (L_vp), "high" (L_hp)
+    projection: int = 0  # D of the projection that is trained with the network; 0: none
+    spaces: str = "both"  # features of the loss: "both", "vanilla" (L_vp), "high" (L_hp)
     tau: float = 0.1  # sc: temperature
     head: tuple[int, int] = (160, 128)  # sc: hidden and output width of the heads
     mixes: int = 1  # +da: mixed images for each image and view
     head_epochs: int = 2  # with given weights, epochs for projection and heads alone
     head_rounds: int = 2  # with given weights, passes over the images from which those epochs take their features
-    compile: bool | None = None  # None: where it pays
-    optimizer: str = "sgd"  # or "adam", which knows no momentum setting
-    options: Mapping[str, JSON] = field(default_factory=dict)  # settings of an objective of one's own
+    compile: bool | None = None  # torch.compile; None: if the training is long enough
+    optimizer: str = "sgd"  # or "adam", which ignores momentum
+    options: Mapping[str, JSON] = field(default_factory=dict)  # settings of a custom objective
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -69,7 +69,7 @@ class Recipe:
         Augment(self.augment)
 
     def with_changes(self, changes: Mapping[str, JSON]) -> "Recipe":
-        """The same recipe with some values replaced; a wrong name is an error that lists the right ones."""
+        """A copy with some values replaced; an unknown name is an error that lists the known ones."""
         known = {field.name for field in fields(self)}
         for name in changes:
             if name not in known:
@@ -77,7 +77,7 @@ class Recipe:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def milestones(self) -> tuple[int, ...]:
-        """Epochs at which a schedule of steps divides the rate.
+        """Epochs at which a schedule of steps divides the learning rate by ten.
 
         >>> Recipe(schedule="steps:60,70").milestones()
         (60, 70)
@@ -90,11 +90,11 @@ class Recipe:
             raise ValueError(f"schedule {self.schedule!r}: write the epochs as in steps:60,70") from None
 
     def to_json(self) -> dict[str, JSON]:
-        """Everything that decides the network; what only changes the speed or the heads is left out."""
+        """The settings that determine the network, without those that change the speed or the heads only."""
         return self._without(_SPEED_ONLY + _HEADS_ONLY)
 
     def heads_to_json(self) -> dict[str, JSON]:
-        """Everything that decides projection and heads trained on a given network."""
+        """The settings that determine projection and heads on a given network."""
         return self._without((*_SPEED_ONLY, "epochs", "normalize"))
 
     def _without(self, names: tuple[str, ...]) -> dict[str, JSON]:

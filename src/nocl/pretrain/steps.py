@@ -1,4 +1,4 @@
-"""What every training step needs: the optimiser and learning rate of a recipe, and a loss that is a number."""
+"""What every training step needs: optimiser and learning rate of a recipe, and the check that the loss is finite."""
 
 import math
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def optimizer_of(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.op
 
 
 def learning_rate(recipe: Recipe, epoch: int, step: int, steps: int) -> float:
-    """Constant, in steps, a cosine to zero, or one cycle: linear warm-up for 30 % of the steps, then the cosine."""
+    """The rate at a step: constant, divided at milestones, a cosine to zero, or linear warm-up (30 %) and a cosine."""
     if recipe.schedule not in ("cosine", "onecycle"):
         return recipe.lr * 0.1 ** sum(epoch >= milestone for milestone in recipe.milestones())
     warm = max(1, round(0.3 * steps)) if recipe.schedule == "onecycle" else 0

@@ -1,7 +1,4 @@
-"""Supervised contrast of features, and the labels of mixed classes. Pure functions of tensors.
-
-Legend: N rows, d values a row.
-"""
+"""The supervised contrastive loss, and the labels of mixed classes. Legend: N rows of d values."""
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +8,8 @@ from torch import Tensor
 def supcon(z: Tensor, y: Tensor, tau: float, *, unit: bool = True, anchors: int | None = None) -> Tensor:
     """Supervised contrastive loss (Khosla et al. 2020, L_out) of rows [N, d], all views stacked, labels [N].
 
-    Rows are scaled to length 1 unless ``unit`` is off. Each row, or each of the first ``anchors`` rows, is drawn to
-    the other rows of its label; a row that has none is left out of the mean, and a batch without any pair gives 0.
+    Rows are scaled to length 1 unless ``unit`` is False. The positives of each row, or of each of the first ``anchors``
+    rows, are the other rows with its label. A row without positives is left out of the mean; 0 if no row has any.
 
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> supcon(z, torch.tensor([0, 0, 1]), tau=1.0)  # log(1 + exp(-1))

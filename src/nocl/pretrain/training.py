@@ -1,4 +1,4 @@
-"""The base-training loop: resumable after every epoch, cached by content, on one device or many."""
+"""The base-training loop: resumable after every epoch, cached by its settings, on one device or several."""
 
 import copy
 import logging
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 log = logging.getLogger(__name__)
-COMPILE_PAYS_FROM = 300_000  # views of images through the network, below which compiling costs more than it saves
+COMPILE_PAYS_FROM = 300_000  # forward passes of images; with fewer, compiling takes longer than it saves
 _SLOTS = {"velocity": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "steps": "step"}  # as stored
 
 
 class WrongBaseError(ValueError):
-    """A checkpoint that was trained on other classes, data or settings than asked for."""
+    """A checkpoint that was trained on other classes, data or settings than requested."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What base training leaves beside the network's new weights."""
+    """The result of base training besides the network's new weights."""
 
     objective: Objective
     origin: dict[str, JSON]  # recipe, key or weights file: stored in every result
@@ -63,14 +63,14 @@ def train_base(
 ) -> Trained:
     """Train ``network`` in place, or load it.
 
-    ``workdir`` keeps finished networks by key and an unfinished one after each epoch; a killed training continues
-    there with the same bits. ``weights`` skips training of the network and, if wanted, trains projection and heads
-    alone, on features that are computed once; ``pretrained`` are those that belong to the network's name. Stored
-    features (``features:D``) have no network to train or load.
+    Finished networks are cached in ``workdir`` under their key, an unfinished one after each epoch; an interrupted
+    training continues there with bit-identical results. With ``weights``, the network is loaded and not trained;
+    projection and heads are then trained on its features, if ``train_heads``. ``pretrained`` means the weights that
+    belong to the network's name. Stored features (``features:D``) have no network to train or load.
     """
     if isinstance(network, StoredFeatures):
         if weights is not None:
-            raise ValueError(f"stored features take no weights ({weights.name}): some network has made them already")
+            raise ValueError(f"stored features take no weights ({weights.name}): a network has made them already")
         return _heads_of_stored(network, base, recipe, classes, seed, train_heads, workdir)
     origin = {} if weights is None else load_given(network, weights, name, allowed=set(classes))
     dim = network.feature_dim(image_size)
@@ -95,7 +95,7 @@ def _heads_of_stored(
     network: StoredFeatures, base: Iterable[Batch], recipe: Recipe, classes: tuple[int, ...], seed: int,
     train_heads: bool, workdir: Path | None,
 ) -> Trained:  # fmt: skip
-    """The base session of a network that hands features through: projection and heads alone, if they are wanted."""
+    """Base training on stored features: only projection and heads, if ``train_heads``."""
     described = base.describe() if isinstance(base, BaseSession) else None
     made_by = (described or {}).get("features")
     origin: dict[str, JSON] = dict(made_by) if isinstance(made_by, dict) else {}
@@ -117,19 +117,19 @@ def _heads_of_stored(
 
 
 def load_given(network: Backbone, weights: Path, name: str, *, allowed: set[int] | None = None) -> dict[str, JSON]:
-    """Load a network from a file, or by the word ``pretrained`` the weights that belong to its name."""
+    """Load weights from a file, or those that belong to the network's name if ``weights`` is ``pretrained``."""
     if str(weights) != PRETRAINED:
         return load_weights(network, weights, allowed=allowed)
     origin = load_pretrained(network, name)
     if not origin:
-        raise WrongBaseError(f"the network {name!r} has no weights of its own: give a file, or train it")
+        raise WrongBaseError(f"the network {name!r} comes without trained weights: give a file, or train it")
     return origin
 
 
 def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = None) -> dict[str, JSON]:
-    """Load a backbone from a safetensors file; refuse one whose ``classes`` reach beyond the allowed ones.
+    """Load a backbone from a safetensors file; refuse it if its ``classes`` are not all among the allowed ones.
 
-    Tensor names are the network's own, with or without the prefix ``network.``; a head in the file is left aside.
+    Tensor names are the network's own, with or without the prefix ``network.``; other tensors are ignored.
     """
     tensors, header = read_tensors(path)
     listed = header.get("classes")
@@ -159,7 +159,7 @@ def load_weights(network: Backbone, path: Path, *, allowed: set[int] | None = No
 
 @contextmanager
 def _alone(path: Path | None) -> Iterator[None]:
-    """Let one process train the network at ``path``; the others wait and find it done."""
+    """Let one process train the network at ``path``; other processes wait and then load it."""
     if path is None or path.exists():
         yield
         return
@@ -167,11 +167,11 @@ def _alone(path: Path | None) -> Iterator[None]:
     lock = path.with_suffix(".lock")
     with FileLock(lock):
         yield
-        lock.unlink(missing_ok=True)  # whoever comes now finds the network; after a failure the lock stays
+        lock.unlink(missing_ok=True)  # later processes find the network; after a failure the lock file stays
 
 
 class _Training:
-    """One training: network, objective, optimiser and schedule, and how to write them down after an epoch."""
+    """One training: network, objective, optimiser, schedule, and saving all of them after each epoch."""
 
     def __init__(
         self, network: Backbone, dim: int, recipe: Recipe, classes: tuple[int, ...], seed: int, *, frozen: bool,
@@ -189,14 +189,14 @@ class _Training:
             self.named |= dict(network.named_parameters(prefix="network"))
         self.optimizer = optimizer_of(self.named.values(), recipe)
         self.augment = Augment(recipe.augment)
-        self.rounds: dict[int, list[tuple[Tensor, Tensor]]] = {}  # a frozen network's features, by round
+        self.rounds: dict[int, list[tuple[Tensor, Tensor]]] = {}  # features of a frozen network, by round
 
     def recipe_json(self) -> dict[str, JSON]:
-        """What of the recipe decides the result."""
+        """The settings of the recipe that determine the result."""
         return self.recipe.heads_to_json() if self.frozen else self.recipe.to_json()
 
     def run(self, base: Iterable[Batch], path: Path | None, key: dict[str, JSON]) -> list[float]:
-        """Train to the end, from where an earlier run stopped; returns each epoch's mean loss."""
+        """Train to the end, continuing an interrupted run; returns the mean loss of each epoch."""
         if path is not None and path.exists():
             return self._restore(path, key)
         compute = current()
@@ -218,7 +218,7 @@ class _Training:
         return losses
 
     def _run_in_processes(self, base: Iterable[Batch], path: Path | None, key: dict[str, JSON]) -> list[float]:
-        """Let this node's processes train and write; then read what they wrote."""
+        """Train in this node's processes, which write a file; then read the file."""
         with tempfile.TemporaryDirectory(prefix="nocl-") as folder:
             path = path or Path(folder) / "network.safetensors"
             task = _Task(self.network, self.dim, self.recipe, tuple(self.target), self.seed, base, path, key)
@@ -235,7 +235,7 @@ class _Training:
             start = perf_counter()
             loss, images = self._epoch(model, optimizer, base, epoch, n_batches)
             losses.append(loss)
-            pace = images / (perf_counter() - start)  # an image with all its views counts once
+            pace = images / (perf_counter() - start)  # an image counts once, however many views it has
             log.info("base epoch %d/%d: loss %.4f, %.0f images/s", epoch + 1, self.epochs, loss, pace)
             if partial is not None and self.worker.writes:
                 self._store(partial, key, losses)
@@ -245,7 +245,7 @@ class _Training:
         self.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
     def passes(self, base: Iterable[Batch]) -> int:
-        """Images that pass the network in one epoch: each image as often as the objective makes views of it."""
+        """Forward passes in one epoch: the number of images times the views of each."""
         images = sum(len(batch.y) for batch in _epoch_of(base, 0))
         draw = generator(self.seed, "views to count")
         first = next(self._images(base, 0, draw), None)
@@ -268,7 +268,7 @@ class _Training:
         assert self.worker is not None
         total, seen = 0.0, 0
         self.objective.epoch = epoch
-        split = type(self.objective).loss is Objective.loss  # features can be kept apart from the loss
+        split = type(self.objective).loss is Objective.loss  # features and loss can be computed separately
         batches = self._kept(model, base, epoch) if self.frozen and split else self._passed(model, base, epoch)
         progress = track(batches, f"base epoch {epoch + 1}/{self.epochs}", n_batches, self.epochs - epoch - 1)
         for step, (loss, n) in enumerate(progress):
@@ -283,13 +283,13 @@ class _Training:
         """Augmented images in [0, 1] and labels 0 .. n - 1."""
         for x, y in _epoch_of(base, epoch):
             if len(y) == 1 and not (self.frozen and not self.recipe.projection):
-                continue  # batch normalisation has no variance to learn from one image
+                continue  # one image has no variance for batch normalisation
             images = self.augment(x.to(self.device).float() / 255, draw)
             targets = torch.tensor([self.target[int(label)] for label in y], device=self.device)
             yield images.contiguous(memory_format=torch.channels_last), targets
 
     def _passed(self, model: Extractor, base: Iterable[Batch], epoch: int) -> Iterator[tuple[Tensor, int]]:
-        """Each batch's loss, the images passing the network."""
+        """The loss and size of each batch, computed from images."""
         assert self.worker is not None
         self.network.train(not self.frozen)
         draw = generator(self.seed, "augment", epoch)
@@ -299,7 +299,7 @@ class _Training:
             yield loss, len(targets)
 
     def _kept(self, model: Extractor, base: Iterable[Batch], epoch: int) -> Iterator[tuple[Tensor, int]]:
-        """Each batch's loss, from features that passed the frozen network in an earlier epoch or pass it now."""
+        """The loss and size of each batch, from the frozen network's features; computed once in each round."""
         index = epoch % self.recipe.head_rounds
         if index not in self.rounds:
             self.rounds[index] = self._features(model, base, index)
@@ -349,7 +349,7 @@ class _Training:
 
 
 class _Task:
-    """What each process of a training by several does; one object, because Fabric looks into separate arguments."""
+    """What each of several processes does. One object, because Fabric inspects separate arguments."""
 
     def __init__(
         self, network: Backbone, dim: int, recipe: Recipe, classes: tuple[int, ...], seed: int,
@@ -359,12 +359,12 @@ class _Task:
 
     def __call__(self, fabric: "Fabric") -> None:
         network, *rest = self.settings
-        network = copy.deepcopy(network).to(fabric.device)  # what arrives lies in memory that all processes share
+        network = copy.deepcopy(network).to(fabric.device)  # the original is in memory shared by all processes
         training = _Training(network, *rest, frozen=False, worker=Worker(fabric))  # type: ignore[arg-type]
         training.run(*self.work)
-        fabric.barrier()  # nobody leaves while another still writes
+        fabric.barrier()  # wait until all have written
         if distributed.is_initialized():
-            distributed.destroy_process_group()  # its threads, if still there when a process ends, may abort it
+            distributed.destroy_process_group()  # threads left running may abort a process when it ends
 
 
 def _epoch_of(base: Iterable[Batch], index: int) -> Iterator[Batch]:
