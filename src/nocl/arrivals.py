@@ -1,7 +1,7 @@
-"""Which training image comes when: one plan a kind of stream, as positions in the training set.
+"""The order in which training images arrive: one plan for each kind of stream, as positions in the training set.
 
-A plan decides sessions and what is in them; it reads labels and no pixel. The images of a session are shuffled when
-they are handed over (``nocl.streams``). Definitions, with pictures: docs/streams.md.
+A plan decides which images are in which session; it uses labels only. ``nocl.streams`` shuffles the images of a
+session. Definitions, with pictures: docs/streams.md.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ Positions = NDArray[np.int64]
 
 
 class PlanError(ValueError):
-    """A stream that is badly written, or that this data set cannot fill."""
+    """A stream that is badly written, or for which the data set is too small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Plan:
     With ``base=0`` there is no base session: for networks that were trained elsewhere, and for stored features.
     """
 
-    boundaries: ClassVar[bool] = True  # False: the learner is never told that a session ends
+    boundaries: ClassVar[bool] = True  # False: the learner is not told when a session ends
     in_order: ClassVar[bool] = False  # True: images come one at a time, in the order of the plan
 
     base: int = 60
@@ -87,7 +87,7 @@ class Blurry(Plan):
         draw: torch.Generator,
         deal: Callable[[Sequence[int], int], dict[int, int]],
     ) -> list[Positions]:
-        """Both kinds of classes dealt to main sessions by ``deal``, then the blur."""
+        """Assign both kinds of classes to main sessions by ``deal``, then move images of the blurred ones."""
         classes = _shuffled(list(rows), draw)
         cut = round(self.disjoint * len(classes))
         home = deal(classes[:cut], self.sessions) | deal(classes[cut:], self.sessions)
@@ -98,7 +98,7 @@ class Blurry(Plan):
 class SiBlurry(Blurry):
     """Si-Blurry (Moon et al., ICCV 2023): as i-Blurry, but how many classes a session has is random.
 
-    The classes of each kind are cut at ``sessions - 1`` random places; a session may be left without any.
+    The classes of each kind are divided at ``sessions - 1`` random places; a session may have none.
     """
 
     def arrange(self, rows: Mapping[int, Positions], draw: torch.Generator) -> list[Positions]:
@@ -135,8 +135,8 @@ class Repeating(Plan):
     """Classes return with new images (after Hemati et al., 2023); all sessions have the same number of images.
 
     A class not met yet enters a session with probability ``p_first``, a met one returns with ``p_repeat``; they share
-    the session equally. A class without images left is out. Where the drawn classes have too few images for the
-    session, further ones are drawn, so that in the end every image has come.
+    the session equally. A class without images left takes no part. If the drawn classes have too few images for the
+    session, more classes are drawn, so that in the end every image has been used.
     """
 
     sessions: int = 10
@@ -158,7 +158,7 @@ class Repeating(Plan):
             drawn = torch.rand(len(chance), generator=draw).tolist()
             order = _shuffled(list(chance), draw)
             present = [label for (label, p), value in zip(chance.items(), drawn) if value < p]
-            for label in order:  # further classes, until there are images enough
+            for label in order:  # more classes, until there are enough images
                 if sum(len(left[one]) for one in present) >= size:
                     break
                 if label not in present:
@@ -172,7 +172,7 @@ class Repeating(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffled(Plan):
-    """All images in random order, without sessions: the easy bound."""
+    """All images in random order, without sessions: the easiest stream."""
 
     boundaries: ClassVar[bool] = False
 
@@ -182,7 +182,7 @@ class Shuffled(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Ordered(Plan):
-    """Class after class, one image at a time, without sessions: the hardest."""
+    """Class after class, one image at a time, without sessions: the hardest stream."""
 
     boundaries: ClassVar[bool] = False
     in_order: ClassVar[bool] = True
@@ -236,7 +236,7 @@ def tail_counts(most: int, n_classes: int, ratio: float) -> list[int]:
 
 
 def _dealt(classes: Sequence[int], sessions: int) -> dict[int, int]:
-    """The session of each class: equally many a session, or one more than another."""
+    """The session of each class; sessions have equally many classes, or one more than others."""
     return {label: index * sessions // len(classes) for index, label in enumerate(classes)}
 
 
@@ -248,7 +248,7 @@ def _placed(
     blur: float,
     draw: torch.Generator,
 ) -> list[Positions]:
-    """Every image in its class's main session, but of a blurred class round(blur n) in others."""
+    """Put every image in the main session of its class, but round(blur n) of a blurred class in others."""
     parts: list[list[Positions]] = [[] for _ in range(sessions)]
     for label, main in home.items():
         session = np.full(len(rows[label]), main)
@@ -262,7 +262,7 @@ def _placed(
 
 
 def _equal_shares(available: Sequence[int], wanted: int) -> list[int]:
-    """How much to take of each, as equally as there is, ``wanted`` in all.
+    """How many to take of each, as equally as possible, ``wanted`` in all.
 
     >>> _equal_shares([5, 1, 9], 8), _equal_shares([1, 1], 9)
     ([4, 1, 3], [1, 1])
@@ -282,7 +282,7 @@ def _shuffled(values: Sequence[int], draw: torch.Generator) -> list[int]:
 
 
 def _some(positions: Positions, n: int, draw: torch.Generator) -> Positions:
-    """``n`` of the positions at random, or all if there are fewer, in random order."""
+    """``n`` random positions, or all if there are fewer, in random order."""
     chosen: Positions = positions[torch.randperm(len(positions), generator=draw)[:n].numpy()]
     return chosen
 

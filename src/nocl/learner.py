@@ -1,16 +1,16 @@
 """The base class of every method, and the one for methods on a frozen network.
 
-After the base session a learner is handed ``(x, y)`` and nothing else, so it cannot take a second look. Outside a
-learner images are ``uint8 [B, 3, H, W]`` on the CPU; :meth:`Learner.prepare` is the only door inward. With
-``backbone="features:D"`` a learner on a frozen network takes float rows [B, D] in their place. This module knows
-nothing of data sets, streams or results. Forgetting classes and merging learners is in :mod:`nocl.merging`.
+After the base session a learner receives batches ``(x, y)`` and nothing else, so it can use each image only once.
+Outside a learner images are ``uint8 [B, 3, H, W]`` on the CPU; only :meth:`Learner.prepare` converts them. With
+``backbone="features:D"`` a learner on a frozen network takes float rows [B, D] instead of images. This module does not
+depend on data sets, streams or results. Forgetting classes and merging learners is in :mod:`nocl.merging`.
 
-A method writes ``observe``, ``decision_function`` and ``grow``, or on a frozen network ``learn``, ``score`` and
+A method defines ``observe``, ``decision_function`` and ``grow``, or on a frozen network ``learn``, ``score`` and
 ``grow``; and ``end_session`` if it uses the end of a session. The base session calls, in this order:
 
     fit_base(base)
         train_network(base)           trains or loads the network; also heads, if needs_heads()
-        after_base(trained, base)     hook: takes over a trained head, passes over the base images
+        after_base(trained, base)     hook: copies a trained head, uses the base images once more
             fit_base_features(pairs)  hook of FrozenLearner: its pass over base features; ends with end_session()
         end_session()                 the base session ends like every other
 """
@@ -36,7 +36,7 @@ from nocl.pretrain import Recipe, Trained, load_given, train_base
 
 
 class NotFittedError(RuntimeError):
-    """A prediction was asked of a learner that has met no class yet."""
+    """``predict`` was called before the learner has seen any class."""
 
 
 class Common(TypedDict, total=False):
@@ -59,7 +59,7 @@ class Learner(Merging):
     """Learns classes from a stream. Subclasses give ``observe``, ``decision_function`` and ``grow``.
 
     Hyper-parameters are keyword arguments of ``__init__`` with JSON values, kept under their own names. Their limits
-    stand in the annotations (:mod:`nocl.plumbing.parameters`) and are checked before ``__init__`` runs.
+    are declared in the annotations (:mod:`nocl.plumbing.parameters`) and are checked before ``__init__`` runs.
 
     Parameters
     ----------
@@ -77,13 +77,13 @@ class Learner(Merging):
 
     stores_exemplars: ClassVar[bool] = False
     uses_boundaries: ClassVar[bool] = False
-    depends_on_batching: ClassVar[bool] = True  # False: the same answers, up to rounding, however batches are cut
-    needs_base: ClassVar[str] = ""  # why the method cannot begin without a base session, if it cannot
+    depends_on_batching: ClassVar[bool] = True  # False: batch size changes results by rounding only
+    needs_base: ClassVar[str] = ""  # why the method needs a base session; empty if it does not
     base_recipe: ClassVar[Recipe] = Recipe()
     presets: ClassVar[dict[str, dict[str, JSON]]] = {}  # named settings
-    search_space: ClassVar[tuple[str, ...]] = ()  # what `nocl tune` varies, as `power=0.2:1`; none is inherited
-    stands_in: ClassVar[dict[str, str]] = {}  # a parameter left None takes the value of that other one
-    # parameters of saved files that the method no longer takes: with the value that may be left out, ... for any value
+    search_space: ClassVar[tuple[str, ...]] = ()  # what `nocl tune` varies, as `power=0.2:1`; not inherited
+    stands_in: ClassVar[dict[str, str]] = {}  # {"a": "b"}: if parameter a is None, the value of b is used
+    # parameters that old files have and the method no longer takes: the value that may be ignored, or ... for any value
     retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {}
     successor: ClassVar[str] = ""  # the method that still takes some of the retired parameters
     novel_classes: ClassVar[str] = ""  # the parameter that a run sets to the number of novel classes, if not set
@@ -112,9 +112,9 @@ class Learner(Merging):
         if isinstance(self.network, nets.StoredFeatures) and not isinstance(self, FrozenLearner):
             raise ValueError(f"{type(self).__name__} trains its network on images and cannot take {backbone}")
         self.network.eval()
-        self.draw = generator(seed, type(self).__name__)  # all of the method's own chance; saved with the state
+        self.draw = generator(seed, type(self).__name__)  # all random numbers of the method; saved with the state
         self.base_: dict[str, JSON] = {}  # where the network came from
-        self.log_: dict[str, JSON] = {}  # curves worth a figure
+        self.log_: dict[str, JSON] = {}  # curves for the report
         self.register_buffer("classes_", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("n_base_", torch.zeros((), dtype=torch.int64))
         self._column: dict[int, int] = {}
@@ -133,13 +133,11 @@ class Learner(Merging):
         """Make room for ``n`` classes that have just been added to ``classes_``."""
 
     def end_session(self) -> None:
-        """A session is over; gets no data. May be called twice."""
+        """Called when a session ends, without data. May be called twice."""
 
     def without_boundaries(self) -> str:
-        """Why a stream that never says that a session ends is refused, and what to do; if ``uses_boundaries``."""
-        return (
-            f"{type(self).__name__} learns when a session ends, and this stream never says so: choose one with sessions"
-        )
+        """The error message for streams that do not announce the end of sessions, if ``uses_boundaries``."""
+        return f"{type(self).__name__} learns at the end of a session, and this stream has none: choose another one"
 
     # --- the base session -------------------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Learner(Merging):
         return self
 
     def skip_base(self) -> Self:
-        """Begin without a base session, on a network that was trained elsewhere; nothing is learned yet."""
+        """Start without a base session, on a network trained on other data; nothing is learned yet."""
         if self.needs_base:
             raise UnsupportedError(f"{type(self).__name__} needs a base session: {self.needs_base}")
         if self.weights is not None:
@@ -167,7 +165,7 @@ class Learner(Merging):
         return self
 
     def train_network(self, base: Iterable[Batch], workdir: Path | None) -> Trained:
-        """Train or load the network by this learner's recipe."""
+        """Train the network with this learner's recipe, or load it."""
         trained = train_base(
             self.network,
             base,
@@ -189,7 +187,7 @@ class Learner(Merging):
         return False
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
-        """Called when the network is trained: take over a head, or pass over the base images."""
+        """Called after base training: copy a trained head, or use the base images once more."""
 
     # --- classes ----------------------------------------------------------------------------------------------
 
@@ -208,18 +206,18 @@ class Learner(Merging):
         self.meet(labels)
         return torch.tensor([self._column[label] for label in labels], dtype=torch.int64, device=self.device)
 
-    # --- the door inward --------------------------------------------------------------------------------------
+    # --- images to tensors ------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
         return self.classes_.device
 
     def scale(self, x: Tensor) -> Tensor:
-        """uint8 images to float in [0, 1] on this learner's device; stored features as they are, if so built."""
+        """uint8 images to float in [0, 1] on this learner's device; stored features are not changed."""
         return self.network.read(x, self.image_size)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """uint8 images as the network wants them: on its device, scaled, normalised."""
+        """uint8 images as the network's input: on its device, scaled, normalised."""
         return self.network.normalise(self.scale(x))
 
     # --- predictions ------------------------------------------------------------------------------------------
@@ -244,11 +242,11 @@ class Learner(Merging):
         return copied
 
     def clone(self, **changes: JSON) -> Self:
-        """A fresh learner with the same parameters, some changed; nothing learned is taken along."""
+        """A new learner with the same parameters, some changed; it has learned nothing."""
         return type(self)(**(self.get_params() | changes))  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy. torch's own copy of a generator leaks 4 kB a time, and a service makes one for each lesson."""
+        """A copy. torch's own copy of a generator leaks 4 kB, and a service copies the learner for each change."""
         memo[id(self.draw)] = self.draw.clone_state()
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
@@ -256,7 +254,7 @@ class Learner(Merging):
         return copied
 
     def get_extra_state(self) -> Tensor:
-        """The generator, so that a loaded learner draws the numbers this one would have drawn."""
+        """The generator's state, so that a loaded learner continues with the same random numbers."""
         return self.draw.get_state()
 
     def set_extra_state(self, state: Any) -> None:
@@ -285,7 +283,7 @@ class Learner(Merging):
 class FrozenLearner(Learner):
     """A method on a frozen backbone: everything after the features. ``observe(x, y)`` is ``learn(features(x), y)``.
 
-    Features may be cached and fed to ``learn`` and ``score`` directly, with the same answer as through images.
+    Features may be cached and given to ``learn`` and ``score`` directly, with the same result as images.
 
     Parameters
     ----------
@@ -298,15 +296,15 @@ class FrozenLearner(Learner):
     """
 
     softmax_scale: ClassVar[float] = 0.03  # cosines and ridge scores lie within 1 of each other
-    learns_from_one_image: ClassVar[bool] = False  # claims that a class of one image is of use and spoils nothing
-    depths: ClassVar[int] = 1  # how many stages of the network the method wishes for
+    learns_from_one_image: ClassVar[bool] = False  # True: one image is enough to learn a class without harming others
+    depths: ClassVar[int] = 1  # number of stages that stages="auto" uses
 
     def __init__(self, *, stages: Sequence[int] | Literal["auto"] | None = None, **common: Unpack[Common]) -> None:
         super().__init__(**common)
         wanted = self.network.last_stages(self.depths) if stages == "auto" else stages
         self.stages = None if wanted is None else tuple(int(stage) for stage in wanted)
         self.feature_dim = self.network.feature_dim(self.image_size, self.stages)
-        self.engine = Engine()  # no parameter: like the device, it says where to compute, not what
+        self.engine = Engine()  # not a parameter: like the device, it changes where, not what is computed
 
     def learn(self, z: Tensor, y: Tensor) -> None:
         """Learn from features [B, d] with their labels."""
@@ -318,16 +316,16 @@ class FrozenLearner(Learner):
 
     @property
     def sees_images(self) -> bool:
-        """Whether answers need more of an image than its feature; such a method cannot run on stored features."""
+        """True if predictions need the image and not only its feature; then stored features cannot be used."""
         return False
 
     def portable_scorer(self) -> nn.Module | None:
-        """A module from features to scores, everything derived beforehand, for exporting; None: ``score`` will do."""
+        """A module from features to scores with everything precomputed, for export; None: use ``score``."""
         return None
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """Frozen features float [B, d], by the engine chosen (:mod:`nocl.nets.engine`)."""
+        """Frozen features float [B, d], computed by the chosen engine (:mod:`nocl.nets.engine`)."""
         return self.engine.features(self.network, x, self.image_size, self.stages)
 
     def observe(self, x: Tensor, y: Tensor) -> None:
@@ -338,11 +336,11 @@ class FrozenLearner(Learner):
         return self.score(self.features(x))
 
     def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
-        """One pass over the base images, with the network as it will stay."""
+        """One pass over the base images with the final network."""
         self.fit_base_features((self.features(x), y) for x, y in track(base, "base statistics"))
 
     def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """The base session after the network: features with their labels, once."""
+        """Learn the base session from features with their labels, each once."""
         for z, y in pairs:
             self.learn(z, y)
         self.n_base_.fill_(len(self.classes_))

@@ -1,7 +1,7 @@
-"""Forgetting a class and merging two learners, for methods whose learning is statistics.
+"""Forgetting a class and merging two learners, for methods that learn statistics.
 
-A method whose learning is in the :class:`~nocl.stats.class_stats.ClassStats` named by ``statistics`` has all of this
-without code of its own. A method that keeps more overrides ``mergeable``, ``forgettable``, ``forgets_exactly``,
+A method that learns nothing but the :class:`~nocl.stats.class_stats.ClassStats` named by ``statistics`` needs no code
+of its own for this. A method that keeps more overrides ``mergeable``, ``forgettable``, ``forgets_exactly``,
 ``kept``, ``shrink``, ``absorb``, ``release`` and ``clear`` where they no longer hold.
 """
 
@@ -24,11 +24,11 @@ _KEPT = {
 
 
 class UnsupportedError(NotImplementedError):
-    """This method cannot do what was asked, by its nature."""
+    """This method cannot do this."""
 
 
 class Merging(nn.Module):
-    """The part of a learner that takes classes out and joins learners. The rest is in :class:`nocl.learner.Learner`."""
+    """The part of a learner that removes classes and merges learners. The rest is in :class:`nocl.learner.Learner`."""
 
     statistics: ClassVar[tuple[str, ...]] = ()  # the attributes with ClassStats, if these hold all that is learned
 
@@ -47,7 +47,7 @@ class Merging(nn.Module):
 
     @property
     def mergeable(self) -> bool:
-        """True if what is learned is statistics, so that learners can be merged and classes taken out."""
+        """True if only statistics are learned, so that learners can be merged and classes removed."""
         return bool(self.statistics)
 
     @property
@@ -68,7 +68,7 @@ class Merging(nn.Module):
         return f"of each class: count, {', '.join(parts)} of its features"
 
     def shrink(self, column: int) -> None:
-        """Take the class of that column out of the statistics. Called before ``classes_`` loses it."""
+        """Remove the class of that column from the statistics. Called before it is removed from ``classes_``."""
         for stats in self._class_stats():
             stats.remove(column)
 
@@ -102,13 +102,13 @@ class Merging(nn.Module):
 
     @torch.no_grad()
     def merge(self, other: Self) -> None:
-        """Take in what a learner with the same network learned from other images, as if this one had seen them too."""
+        """Add what another learner on the same network has learned, as if this one had seen those images too."""
         self._check_mergeable(other)
         self.absorb(other, self.columns(other.classes_))
 
     @torch.no_grad()
     def subtract(self, other: Self) -> None:
-        """Undo ``merge(other)``, to rounding: for what two learners learned before they parted."""
+        """Undo ``merge(other)``, up to rounding; removes what both learners have learned from the same images."""
         self._check_mergeable(other)
         missing = [label for label in other.classes_.tolist() if label not in self._column]
         if missing:
@@ -116,12 +116,12 @@ class Merging(nn.Module):
         self.release(other, self.columns(other.classes_))
 
     def copy_on_network(self) -> Self:
-        """A copy of everything but the network, which both then share and neither may train."""
+        """A copy that shares the network with this learner; neither may train it."""
         return copy.deepcopy(self, {id(self.network): self.network})
 
     def empty_copy(self) -> Self:
         """The same learner with no classes, on the same network. What it learns can be merged back."""
-        self._need_statistics("learn apart and be merged")
+        self._need_statistics("be learned in parts and merged")
         copied = self.copy_on_network()
         copied.clear()
         copied._column, copied.classes_ = {}, self.classes_.new_zeros(0)

@@ -1,9 +1,9 @@
-"""What a run is worth: one test of a learner, and pure functions of the accuracy matrix. See docs/metrics.md.
+"""Accuracy: testing a learner, and functions of the accuracy matrix. See docs/metrics.md.
 
 A *row* holds, after some session, the class-mean accuracy on the test images of the classes that the base session
 brought and of those that each later session brought first; what is not yet seen is ``None``, and no function reads it
-as 0. A *matrix* is one row per session, the base first; *sizes* are the numbers of classes that sessions brought: 0
-where a session brought none, as the base does where there is no base session. Nothing is edited.
+as 0. A *matrix* has one row for each session, the base first; *sizes* are the numbers of new classes of the sessions, 0
+for a session without new classes or a missing base session. No function changes its arguments.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -49,7 +49,7 @@ def curve(matrix: Matrix, sizes: Sequence[int]) -> tuple[Scores, ...]:
 
 
 def last(matrix: Matrix, sizes: Sequence[int]) -> Scores:
-    """The scores after the last session that was learned: what the tables compare."""
+    """The scores after the last session learned, which the tables compare."""
     if not matrix:
         raise ValueError("the accuracy matrix has no rows; learn and test at least the base session")
     return scores(matrix[-1], sizes)
@@ -159,7 +159,7 @@ def session_means(class_row: Row, sizes: Sequence[int]) -> tuple[float | None, .
 
 
 def _seen(row: Row, sizes: Sequence[int]) -> dict[int, tuple[float, int]]:
-    """Accuracy and number of classes of each session seen, by session; the unseen may only stand at the end."""
+    """Accuracy and number of classes of each session seen; sessions not seen must come last."""
     if len(row) > len(sizes):
         raise ValueError(f"a row of {len(row)} sessions, but only {len(sizes)} sizes")
     seen = {i: (value, size) for i, (value, size) in enumerate(zip(row, sizes)) if value is not None}
@@ -179,7 +179,7 @@ def _mean(values: Sequence[tuple[float, int]], weighting: Weighting) -> float:
 
 @dataclass(frozen=True)
 class Assessment:
-    """What is known after one session; None for classes and sessions not yet seen."""
+    """The test after one session; None for classes and sessions not yet seen."""
 
     sessions: tuple[float | None, ...]
     classes: tuple[float | None, ...]
@@ -187,13 +187,13 @@ class Assessment:
 
 
 class Predicts(Protocol):
-    """Anything that answers images with labels."""
+    """Anything that predicts labels of images."""
 
     def predict(self, x: Tensor) -> Tensor: ...
 
 
 class TestImages(Protocol):
-    """Anything that hands out its images in batches."""
+    """Anything that yields its images in batches."""
 
     def batches(self, batch_size: int) -> Iterator[Batch]: ...
 
@@ -201,12 +201,12 @@ class TestImages(Protocol):
 def assess(
     learner: Predicts, test_sets: Sequence[TestImages], blocks: Sequence[Sequence[int]], batch_size: int = 128
 ) -> Assessment:
-    """Test on ``test_sets``, the first of the sessions whose classes are ``blocks``."""
+    """Test on ``test_sets``, one for each of the first sessions; ``blocks`` are the classes of all sessions."""
     return answers_row(*_answers(learner, test_sets, batch_size), blocks)
 
 
 def answers_row(truth: Tensor, answer: Tensor, blocks: Sequence[Sequence[int]]) -> Assessment:
-    """Accuracies and confusion of answers [N] where ``truth`` [N] holds the labels.
+    """Accuracies and confusion of predictions ``answer`` [N] for the true labels ``truth`` [N].
 
     >>> answers_row(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), [[0], [1], [2]]).sessions
     (0.5, 1.0, None)
@@ -223,7 +223,7 @@ def answers_row(truth: Tensor, answer: Tensor, blocks: Sequence[Sequence[int]]) 
 
 
 def class_accuracies(truth: Tensor, answer: Tensor, blocks: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
-    """The share of each class's images named rightly, in the order of the blocks; None where there are none."""
+    """The share of correct predictions for each class, in the order of the blocks; None without images."""
     classes: list[float | None] = []
     for label in (label for block in blocks for label in block):
         of_class = answer[truth == label] == label
@@ -232,7 +232,7 @@ def class_accuracies(truth: Tensor, answer: Tensor, blocks: Sequence[Sequence[in
 
 
 def _answers(learner: Predicts, test_sets: Sequence[TestImages], batch_size: int) -> tuple[Tensor, Tensor]:
-    """Labels [N] of the test images and what the learner says [N]."""
+    """True labels [N] of the test images and predicted labels [N]."""
     none = torch.zeros(0, dtype=torch.int64)
     pairs = [(y, learner.predict(x)) for images in test_sets for x, y in images.batches(batch_size)]
     return torch.cat([none, *[y for y, _ in pairs]]), torch.cat([none, *[p for _, p in pairs]])
@@ -243,28 +243,28 @@ def _answers(learner: Predicts, test_sets: Sequence[TestImages], batch_size: int
 
 @dataclass(frozen=True)
 class Anytime:
-    """What tests in the middle of sessions found: an answer may be wanted at any time. Images count from the base."""
+    """Results of tests within sessions. Images are counted from the end of the base session."""
 
     every: int  # images between two tests
-    images: tuple[int, ...] = ()  # handed over before each test
+    images: tuple[int, ...] = ()  # images learned before each test
     accuracy: tuple[float, ...] = ()  # over the test images of the classes met by then
     class_accuracy: tuple[tuple[float | None, ...], ...] = ()  # [test][class, in the order of the blocks]
 
     @property
     def area(self) -> float | None:
-        """A_AUC: the mean of the accuracies; the tests are equally far apart."""
+        """A_AUC: the mean of the accuracies, because the tests are equally spaced."""
         return sum(self.accuracy) / len(self.accuracy) if self.accuracy else None
 
 
 class Delivers(Protocol):
-    """A session: what counts of it here is how many images it hands over."""
+    """A session, of which only the number of images is needed here."""
 
     @property
     def n_images(self) -> int: ...
 
 
 class Tested(Protocol):
-    """A stream, as a test needs it: what each session brings first, and test images of any classes."""
+    """What a test needs of a stream: the new classes of each session, and test images of any classes."""
 
     @property
     def blocks(self) -> Sequence[Sequence[int]]: ...
@@ -276,9 +276,9 @@ class Tested(Protocol):
 
 
 class Exam:
-    """The tests in the middle of one session: after every ``every`` images; 0 is never. Keeps its own time.
+    """The tests within one session, after every ``every`` images (0: never). Measures its own time.
 
-    ``before`` are the tests of the sessions before, from which it goes on. With ``cut`` batches are cut where a test is
+    ``before`` holds the tests of earlier sessions, to which it adds. With ``cut``, batches are divided where a test is
     due, so that it comes at exactly that image. Without, it comes at the end of the batch, because a test must not
     change what a learner that depends on batches learns.
     """
@@ -304,7 +304,7 @@ class Exam:
             start = end
 
     def after(self, y: Tensor) -> None:
-        """Images with the labels ``y`` were handed over: test if it is time."""
+        """Call after learning images with the labels ``y``; tests if it is time."""
         if self.found is None:
             return
         before, self._images = self._images, self._images + len(y)

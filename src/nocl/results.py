@@ -1,6 +1,6 @@
 """The result of one run: a frozen record with a versioned JSON form, written whole or not at all.
 
-Holds what was measured and what is needed to measure it again. It neither runs nor draws anything.
+Holds what was measured and what is needed to measure it again.
 """
 
 import json
@@ -45,7 +45,7 @@ class RunResult:
     test_seconds: tuple[float, ...]  # tests in the middle of a session included
     peak_memory: int | None  # bytes of resident memory
     state_bytes: dict[str, int]  # network, statistics, exemplars after the last session
-    base: dict[str, JSON]  # how the network came to be: recipe, epochs, weights file and hash, cache key
+    base: dict[str, JSON]  # how the network was made: recipe, epochs, weights file and hash, cache key
     environment: dict[str, JSON]
     log: dict[str, JSON]  # the method's own curves, {} if it has none
     format: int = FORMAT
@@ -114,7 +114,7 @@ class RunResult:
 
     @property
     def a_avg(self) -> float:
-        """Mean of that accuracy over the ends of the sessions after the base; the base's own if there is no other."""
+        """Mean of ``a_last`` over the ends of sessions after the base; that of the base if there is no other."""
         ends = [_right_share(counts) for counts in self.confusion[1:]] or [_right_share(self.confusion[0])]
         return math.fsum(ends) / len(ends)
 
@@ -125,17 +125,17 @@ class RunResult:
 
     @property
     def worst_class(self) -> float:
-        """Accuracy of the class that is known worst, after the last session learned."""
+        """The lowest accuracy of a class, after the last session learned."""
         return min(value for value in self.class_accuracy[-1] if value is not None)
 
     @property
     def class_forgetting(self) -> float | None:
-        """Mean drop of each class from its best earlier test; for streams whose sessions share classes or are none."""
+        """Mean drop of each class from its best earlier test; for streams without disjoint sessions."""
         tests = self.class_accuracy[:-1] if self.anytime is None else self.anytime.class_accuracy
         return metrics.class_forgetting([*tests, self.class_accuracy[-1]])
 
     def to_json(self) -> dict[str, JSON]:
-        """The result as a JSON object, sharing nothing with this one; ``anytime`` only if there is any."""
+        """The result as a new JSON object; ``anytime`` only if there were such tests."""
         values = {field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name != "anytime"}
         return values if self.anytime is None else {**values, "anytime": _plain(asdict(self.anytime))}
 
@@ -144,7 +144,7 @@ class RunResult:
         """The result from its JSON object; errors name the field."""
         if not isinstance(value, dict):
             raise InvalidResultError(f"a result is a JSON object, got {type(value).__name__}")
-        if "format" in value:  # first: another version may have other fields, and that is the real reason
+        if "format" in value:  # first, because another version may have other fields
             _known_format(value["format"], "format")
         names = {field.name for field in fields(cls)}
         if missing := sorted(names - {"anytime"} - value.keys()):
@@ -192,7 +192,7 @@ def _check_shapes(result: RunResult) -> None:
 
 
 def _check_seen(result: RunResult) -> None:
-    """What is seen has an accuracy, what is not has None, and both matrices say the same."""
+    """Check that seen classes have an accuracy and others None, and that both matrices agree."""
     for t, (row, class_row) in enumerate(zip(result.accuracy, result.class_accuracy)):
         for s, value in enumerate(row):
             if (value is None) != (s > t or not result.sizes[s]):
@@ -230,7 +230,7 @@ def _right_share(counts: Mapping[str, int]) -> float:
     return (counts["base_right"] + counts["novel_right"]) / max(sum(counts.values()), 1)
 
 
-# Readers: each returns the value as it is stored, sharing nothing with what was given, or names the field.
+# Readers: each returns a checked copy of the value, or raises an error that names the field.
 
 
 def _fail(where: str, wanted: str, value: object) -> InvalidResultError:
@@ -371,7 +371,7 @@ def _plain(value: Any) -> JSON:
 
 
 def _refuse_constant(name: str) -> None:
-    raise InvalidResultError(f"contains {name}, which is no JSON number")
+    raise InvalidResultError(f"contains {name}, which is not a JSON number")
 
 
 __all__ = ["FORMAT", "InvalidResultError", "RunResult", "environment", "peak_memory"]

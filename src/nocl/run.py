@@ -1,8 +1,8 @@
-"""START HERE: the whole protocol on one page. A learner meets a stream; what comes out is a RunResult.
+"""START HERE: the whole protocol on one page. A learner learns a stream; the result is a RunResult.
 
-The base session may be repeated; after it every batch is handed over once. After each session, and in the middle of
-it if asked for, the learner is tested on all classes met so far, without being told which session they came from. With
-a ``folder``, everything is written down after each session and a run that was killed goes on there, to the same result.
+The base session may be repeated; after it the learner gets every batch once. After each session, and within sessions
+if requested, the learner is tested on all classes seen so far, without knowing their sessions. With a ``folder``,
+everything is saved after each session, and an interrupted run continues there with the same result.
 """
 
 import inspect
@@ -27,7 +27,7 @@ STATE, RESULT = "state.safetensors", "result.json"
 
 
 class ResumeError(ValueError):
-    """A folder that holds another run than the one asked for."""
+    """The folder contains a different run."""
 
 
 def run(
@@ -42,15 +42,14 @@ def run(
 ) -> RunResult:
     """Run the protocol.
 
-    A learner that comes with its base session behind it is not given it again. ``test_every`` so many images after the
-    base session the learner is tested in the middle of learning (0: only at the end of sessions); that time is not
-    counted as learning. A learner that does not depend on batches is tested at exactly that image, others at the end
-    of its batch.
-    ``folder`` keeps the state and the result so far, and is where a run continues; ``cache`` keeps trained base
-    networks; ``on_session`` is called with the result so far after each session; ``test_batch`` images are answered at
-    once, which changes the speed alone.
+    A learner that has learned its base session already does not get it again. After the base session the learner is
+    also tested after every ``test_every`` images (0: only at the end of sessions); the time of tests does not count as
+    learning. A learner that does not depend on batches is tested at exactly that image, others at the end of its batch.
+    State and result so far are saved in ``folder``, where an interrupted run continues. Trained base networks are saved
+    in ``cache``. ``on_session`` is called with the result so far after each session. ``test_batch`` is the batch size
+    of tests and changes the speed only.
     """
-    where = environment(learner.device)  # now: a checkout may move on while the run lasts
+    where = environment(learner.device)  # before the run: the checkout may change during it
     if isinstance(learner, FrozenLearner):
         where["engine"] = learner.engine.name
     if learner.uses_boundaries and not stream.boundaries:
@@ -63,7 +62,7 @@ def run(
         elif not int(learner.n_base_):
             learner.fit_base(stream.base, workdir=cache)
         result = _record(None, learner, stream, perf_counter() - start, where, test_batch)
-        if stream.base.classes:  # without a base session there is nothing to keep yet
+        if stream.base.classes:  # without a base session there is nothing to save yet
             _keep(learner, result, folder, on_session)
     for session in stream:
         if session.index < len(result.accuracy):
@@ -87,7 +86,7 @@ def _record(
     before: RunResult | None, learner: Learner, stream: Stream, seconds: float, where: dict[str, JSON],
     test_batch: int, exam: Exam | None = None,
 ) -> RunResult:  # fmt: skip
-    """Test on everything seen so far and add one row to the result."""
+    """Test on all classes seen so far and add one row to the result."""
     session = 0 if before is None else len(before.accuracy)
     start = perf_counter()
     row = assess(learner, stream.test_sets(session), stream.blocks, test_batch)
@@ -119,7 +118,7 @@ def _record(
 
 
 def _params(learner: Learner) -> dict[str, JSON]:
-    """The parameters, a given network by its file's name: where it lies is not part of a result, its hash is."""
+    """The parameters; of a weights file the name only, because a result has its hash and not its place."""
     params = learner.get_params()
     return {**params, "weights": Path(learner.weights).name if learner.weights else None}
 
@@ -135,7 +134,7 @@ def _keep(
 
 
 def _continue(learner: Learner, stream: Stream, folder: Path | None, test_every: int) -> RunResult | None:
-    """The result so far, with ``learner`` brought to that state; None where nothing was written yet."""
+    """Load the saved state into ``learner`` and return the result so far; None if nothing was saved."""
     if folder is None or not (folder / STATE).exists():
         return None
     own = (name_of(learner), *texts(learner.get_params()))
@@ -153,7 +152,7 @@ def _continue(learner: Learner, stream: Stream, folder: Path | None, test_every:
 
 
 class _Callable(ModuleType):
-    """Makes ``nocl.run`` both this module and the function: the import system puts the module in its place."""
+    """Makes this module callable: ``nocl.run`` is the module and works as the function too."""
 
     __call__ = staticmethod(run)
     __signature__ = inspect.signature(run)

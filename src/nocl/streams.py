@@ -1,4 +1,4 @@
-"""A data set as a stream: a base session that may be repeated, then sessions, every image of which comes once.
+"""A data set as a stream: a base session that may be repeated, then sessions in which every image comes once.
 
 :func:`class_incremental` is the paper's stream: disjoint sessions of new classes. :func:`arrange` makes every other one
 from a plan of ``nocl.arrivals``: blurred, unequal, repeating, without sessions.
@@ -48,7 +48,7 @@ class Session:
 
     @property
     def n_images(self) -> int:
-        """Number of images it hands over."""
+        """Number of images in it."""
         return min(len(self._images), len(self) * self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -62,7 +62,7 @@ class Session:
 
 
 class RepeatableSession:
-    """The base session: each ``iter()`` is one freshly shuffled epoch, and ``epoch(i)`` is always the same one."""
+    """The base session: each ``iter()`` is a newly shuffled epoch; ``epoch(i)`` always has the same order."""
 
     def __init__(
         self, classes: tuple[int, ...], images: ImageSet, batch_size: int, seed: int, about: dict[str, JSON]
@@ -91,8 +91,8 @@ class Stream:
 
     ``blocks`` are the classes that each session brings for the first time, the base first: no class is in two of them,
     and a block is empty where a session brings nothing new (the base, if there is none). ``arrivals`` says which
-    training images each session after the base hands over; without it a session has all images of its block.
-    ``boundaries`` is False for a stream that never tells a learner that a session ends.
+    training images each session after the base contains; without it a session has all images of its block.
+    ``boundaries`` is False for a stream that does not tell a learner when a session ends.
     """
 
     def __init__(
@@ -197,9 +197,9 @@ def arrange(
     """The images of a data set in the order of a plan, such as ``"si_blurry:disjoint=0.5,blur=0.1,sessions=5"``.
 
     ``order_seed`` decides which classes are in the base session, as in :func:`class_incremental`, unless ``base`` names
-    them; ``seed`` (default: the same) decides all that comes after it. So one base network serves many streams. An
-    ordered stream hands over one image at a time, whatever ``batch_size`` is. ``rows_at_once`` makes larger batches of
-    any stream, for methods whose answer does not depend on them. ``more`` is added to the stream's description.
+    them; ``seed`` (default: the same) decides everything after it, so many streams can share one base network. An
+    ordered stream has batches of one image, whatever ``batch_size`` is. ``rows_at_once`` makes larger batches of any
+    stream, for methods whose result does not depend on them. ``more`` is added to the stream's description.
     """
     plan = parse_plan(plan) if isinstance(plan, str) else plan
     seed = order_seed if seed is None else seed
@@ -251,7 +251,7 @@ def base_size(plan: Plan, data: Dataset) -> int:
 
 
 def rebuild(data: Dataset, described: Mapping[str, JSON]) -> Stream:
-    """The stream that a result describes, on the same data; refused on others."""
+    """The stream that a result describes; an error if the data are not the same."""
     if described["fingerprint"] != data.fingerprint:
         raise ValueError(f"{data.name} has fingerprint {data.fingerprint}, the stream's is {described['fingerprint']}")
     names = ("order_seed", "batch_size", "base_batch_size", "drop_last")
@@ -300,7 +300,7 @@ def _that_divide(n_classes: int) -> list[str]:
 
 
 def _class_order(data: Dataset, order_seed: int, batch_size: int, base_batch_size: int) -> list[int]:
-    """All classes in the order of the seed, after a check that a stream can be made of them."""
+    """All classes in the order given by the seed, after checking that every class has images."""
     if batch_size < 1 or base_batch_size < 1:
         raise ValueError(f"batch sizes must be 1 or more, not {min(batch_size, base_batch_size)}")
     for images, part in ((data.train, "training"), (data.test, "test")):

@@ -1,10 +1,10 @@
-"""The contract as runnable checks, for our methods and for anyone's.
+"""The contract of a learner as runnable checks, for our methods and for yours.
 
     from nocl.checks import check_learner
     check_learner("my_module:MyMethod")
 
-Every method in ``METHODS`` passes all of them. They use images that are easy to tell apart and a small network, and
-take seconds. A method may name smaller settings for them in ``check_params``. Those of streams: ``checks.streams``.
+Every method in ``METHODS`` passes all of them. They use simple images and a small network, and take seconds. A method
+may declare smaller settings for them in ``check_params``. Checks of streams are in ``checks.streams``.
 """
 
 import copy
@@ -43,12 +43,12 @@ def check_learner(method: str | type[Learner], **params: JSON) -> list[str]:
 
 
 def each_check(cls: type[Learner], params: dict[str, JSON]) -> Iterator[tuple[str, Exception | None]]:
-    """The checks one after the other: the name of each, and the error with which it failed."""
+    """Run the checks one after the other; yields the name of each and its error, if any."""
     for name, check in LEARNER_CHECKS.items():
         try:
             check(cls, params)
             yield name, None
-        except Exception as error:  # a check may fail in any way the method does; all are reported together
+        except Exception as error:  # a method may raise anything; all failures are reported together
             yield name, error
 
 
@@ -98,7 +98,7 @@ def expect_same_state(a: Learner, b: Learner, when: str) -> None:
 
 
 def parameters_round_trip(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Parameters survive JSON and ``clone``; a clone has learned nothing."""
+    """Parameters are the same after JSON and ``clone``; a clone has learned nothing."""
     learner = build(cls, params)
     again = cls(**learner.get_params())  # type: ignore[arg-type]
     expect(again.get_params() == learner.get_params(), "a learner built from get_params() has other parameters")
@@ -136,7 +136,7 @@ def same_seed_same_result(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def predict_before_learning_raises(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """A learner that has met no class says so."""
+    """``predict`` before learning raises NotFittedError."""
     try:
         build(cls, params).predict(novel(1)[0].x)
     except NotFittedError:
@@ -145,7 +145,7 @@ def predict_before_learning_raises(cls: type[Learner], params: dict[str, JSON]) 
 
 
 def predict_changes_nothing(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Predicting leaves state and gradients alone, and gives the same answer twice."""
+    """Predicting changes neither state nor gradients, and gives the same result twice."""
     learner = teach(fitted(cls, params), novel())
     before = copy.deepcopy(learner)
     x = easy_images(BASE_LABELS, 3, seed=9).x
@@ -173,7 +173,7 @@ def classes_grow_in_order(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def batching_does_not_matter(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """An image's scores do not depend on what it is batched with."""
+    """An image's scores do not depend on the other images of its batch."""
     learner = teach(fitted(cls, params), novel())
     x = easy_images((*BASE_LABELS, *NOVEL_LABELS), 2, seed=9).x
     whole = learner.decision_function(x)
@@ -183,7 +183,7 @@ def batching_does_not_matter(cls: type[Learner], params: dict[str, JSON]) -> Non
 
 
 def inputs_untouched(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Images and labels handed over are neither changed nor kept by reference."""
+    """Images and labels given to a learner are neither changed nor kept by reference."""
     learner = fitted(cls, params)
     batches = novel()
     copies = [Batch(x.clone(), y.clone()) for x, y in batches]
@@ -209,7 +209,7 @@ def state_stops_growing(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def no_image_is_kept(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Unless it says that it stores exemplars, no image can be found in anything the learner can reach."""
+    """Unless ``stores_exemplars``, no image can be found in anything the learner refers to."""
     if cls.stores_exemplars:
         return
     learner = fitted(cls, params)
@@ -225,7 +225,7 @@ def no_image_is_kept(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def state_is_all_there_is(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Restored in a fresh process from its state alone, a learner answers the same: nothing is hidden elsewhere."""
+    """Loaded in a new process from its saved state alone, a learner predicts the same."""
     learner = teach(fitted(cls, params), novel())
     x = easy_images((*BASE_LABELS, *NOVEL_LABELS), 2, seed=9).x
     with tempfile.TemporaryDirectory() as folder:
@@ -239,7 +239,7 @@ def state_is_all_there_is(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def _prepare_answers(path: Path) -> Callable[[Any, Callable[[Any], None]], Any]:
-    """In the fresh process: the learner of a file, as a function from images to scores."""
+    """In the new process: load the learner and return a function from images to scores."""
     learner = load(path, trust=True)
     return lambda x, _: learner.decision_function(torch.from_numpy(x)).numpy()
 
@@ -264,7 +264,7 @@ def end_session_twice(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def interrupted_equals_uninterrupted(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Save, load, continue: the same bits as never stopping, in the middle of a session too."""
+    """Saving, loading and continuing gives the same bits as not stopping, also within a session."""
     straight = fitted(cls, params)
     batches = novel(15)
     with tempfile.TemporaryDirectory() as folder:
@@ -300,7 +300,7 @@ def bad_input_is_refused(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def it_learns(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """On images that are easy to tell apart, answers are far better than chance."""
+    """On simple images, accuracy is far above chance."""
     learner = teach(fitted(cls, params), novel(20))
     x, y = easy_images((*BASE_LABELS, *NOVEL_LABELS), 10, seed=9)
     accuracy = float((learner.predict(x) == y).double().mean())
@@ -358,7 +358,7 @@ LEARNER_CHECKS: dict[str, Callable[[type[Learner], dict[str, JSON]], None]] = {
 
 
 def _held_tensors(learner: Learner) -> Iterable[tuple[str, Tensor]]:
-    """All tensors a learner can reach: its state, and whatever hides in plain attributes."""
+    """All tensors of a learner: its state, and tensors in plain attributes."""
     yield from learner.state_dict().items()
     for name, module in learner.named_modules():
         for attribute, value in vars(module).items():

@@ -1,4 +1,4 @@
-"""The check of methods that claim to learn a class from its first image: it must not spoil what was known."""
+"""The check of methods with ``learns_from_one_image``: the first image of a class must not harm other classes."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ LOST, WORSE = 0.025, 0.1  # of old accuracy after one image; of the new class's 
 
 
 def the_first_image_spoils_nothing(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Gaussian features of 20 classes and one more of 1, 3 and 10 images: old answers stay, new ones get better."""
+    """20 Gaussian classes and a new one of 1, 3 and 10 images: old classes keep their accuracy, the new one gains."""
     if not (issubclass(cls, FrozenLearner) and cls.learns_from_one_image):
         return
     draw = generator(0, "first image")
@@ -31,10 +31,10 @@ def the_first_image_spoils_nothing(cls: type[Learner], params: dict[str, JSON]) 
 
 
 def _accuracies(cls: type[FrozenLearner], params: dict[str, JSON], images: Tensor, shots: int) -> Tensor:
-    """The share of test images recognised, for each class."""
+    """The accuracy of each class."""
     about = {**QUICK, **cls.check_params, **params, "backbone": f"features:{DIM}"}
     if "stages" in parameters_of(cls):
-        about["stages"] = None  # rows have no depths
+        about["stages"] = None  # stored features have no stages
     learner = cls(**about)  # type: ignore[arg-type]
     labels = torch.arange(CLASSES).repeat_interleave(IMAGES)
     learner.fit_base_features([(images[:CLASSES, :IMAGES].flatten(0, 1), labels)])

@@ -1,8 +1,8 @@
-"""Find images in whatever a learner can reach: the state, plain attributes, its class, its module, closures.
+"""Search for images in everything a learner refers to: state, attributes, class, module, closures.
 
-A check can find pixels that lie somewhere as numbers, scaled or shifted, whole rows or parts of rows, in any array,
-list or bytes. It cannot find what was encrypted, compressed, permuted pixel by pixel, trained into weights, or written
-to a file, a database or another process.
+The search finds pixels that are stored as numbers, scaled or shifted, as whole rows or parts of rows, in any array,
+list or bytes. It does not find pixels that were encrypted, compressed, permuted one by one, trained into weights, or
+written to a file, a database or another process.
 """
 
 import sys
@@ -22,7 +22,7 @@ _MOST = 4_000_000  # values of one array that are looked at
 
 
 def reachable(learner: Learner) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Every array of numbers the learner can reach, with where it was found."""
+    """Every array of numbers that the learner refers to, with its place."""
     yield from _walk("state", learner.state_dict(), set(), 0)
     seen: set[int] = set()
     for name, module in learner.named_modules():
@@ -34,7 +34,7 @@ def reachable(learner: Learner) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def find_image(images: Tensor, arrays: Iterable[tuple[str, NDArray[Any]]]) -> str | None:
-    """Where one of the images uint8 [B, 3, H, W] lies, in whole or in part; None if nowhere."""
+    """The place of one of the images uint8 [B, 3, H, W], whole or in part; None if there is none."""
     probes = [probe for image in images.numpy().astype(np.float32) for probe in _probes(image)]
     probes = [probe for probe in probes if probe.std() > 1]
     looked_at: set[tuple[Any, ...]] = set()
@@ -49,7 +49,7 @@ def find_image(images: Tensor, arrays: Iterable[tuple[str, NDArray[Any]]]) -> st
 
 
 def _probes(image: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-    """Runs of pixels as they may lie in memory: along a row, down a column, with the colours together."""
+    """Runs of pixels in the orders in which memory may hold them: by row, by column, with colours together."""
     middle = image.shape[1] // 2
     start = image.shape[2] // 2 - _RUN // 2
     yield image[0, middle, start : start + _RUN]
@@ -66,7 +66,7 @@ def _orders(array: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
 
 
 def _has(values: NDArray[np.float32], probes: list[NDArray[np.float32]]) -> bool:
-    """Whether some run of the values is a probe, times a factor, plus an offset."""
+    """True if some run of the values is a probe times a factor plus an offset."""
     if len(values) < _RUN or not probes:
         return False
     values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
@@ -83,7 +83,7 @@ def _has(values: NDArray[np.float32], probes: list[NDArray[np.float32]]) -> bool
 
 
 def _is_own(module: str) -> bool:
-    """Whether a module is the method's own and not of a library."""
+    """True if a module belongs to the method and not to a library."""
     return module.split(".")[0] not in ("torch", "builtins", "typing", "abc", "nocl") or ".methods" in module
 
 
@@ -116,7 +116,7 @@ def _numbers(value: object) -> NDArray[Any] | None:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """What an object holds: items, attributes, and of a function its defaults and closure."""
+    """The objects that an object refers to: items, attributes, a function's defaults and closure."""
     if isinstance(value, dict):
         yield from ((str(key)[:40], item) for key, item in list(value.items()))
     elif isinstance(value, list | tuple | set | frozenset):

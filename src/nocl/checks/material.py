@@ -1,4 +1,4 @@
-"""What checks are made of: images that are easy to tell apart, a small learner, and how a check fails."""
+"""What the checks share: simple images, a small learner, and the error of a failed check."""
 
 from collections.abc import Iterable
 
@@ -18,11 +18,11 @@ QUICK: dict[str, JSON] = {
 
 
 class CheckError(AssertionError):
-    """What a learner or stream does not keep of the contract."""
+    """A learner or stream breaks the contract."""
 
 
 def easy_images(labels: Iterable[int], n: int, seed: int) -> Batch:
-    """``n`` images of each label: a coarse pattern of its own under noise, shuffled."""
+    """``n`` images of each label: a coarse pattern for each label, with noise, shuffled."""
     y = torch.tensor([label for label in labels for _ in range(n)])
     y = y[torch.randperm(len(y), generator=generator(seed, "order"))]
     patterns = {

@@ -1,4 +1,4 @@
-"""The contract of a stream, and what a method must do with every kind of stream."""
+"""Checks of streams, and of a method on every kind of stream."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ CLASSES, BASE = 5, 60  # classes of the streams a method is checked on, and perc
 
 
 def check_stream(make: Callable[[], Stream]) -> list[str]:
-    """Run every check of a stream; ``make`` builds it anew each time."""
+    """Run every check of a stream; ``make`` builds a new one for each."""
     for check in STREAM_CHECKS.values():
         check(make)
     return list(STREAM_CHECKS)
@@ -40,7 +40,7 @@ def same_seed_same_order(make: Callable[[], Stream]) -> None:
 
 
 def every_image_once(make: Callable[[], Stream]) -> None:
-    """No training image is delivered twice, and every session delivers as many as it says, short batches included."""
+    """No training image comes twice, and every session has as many as it says, the last short batch included."""
     stream = make()
     contents = _contents(stream)
     got = Counter(_fingerprint(x, y) for batches in contents for batch in batches for x, y in zip(*batch))
@@ -52,7 +52,7 @@ def every_image_once(make: Callable[[], Stream]) -> None:
 
 
 def classes_are_as_announced(make: Callable[[], Stream]) -> None:
-    """Labels delivered are the session's own; a block is what of them no session before had brought."""
+    """Labels belong to the session's classes; a block has those that no earlier session had."""
     stream = make()
     announced = [stream.base.classes, *[session.classes for session in stream]]
     seen: set[int] = set()
@@ -111,7 +111,7 @@ STREAM_CHECKS: dict[str, Callable[[Callable[[], Stream]], None]] = {
 
 
 def every_stream_is_learned_or_refused(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """On every kind of stream a method learns all classes and answers at any time, or says why it does not."""
+    """On every kind of stream a method learns all classes and can predict at any time, or gives a reason."""
     learned = []
     for name in STREAMS:
         stream = arrange(_data(), _text(name), batch_size=4, seed=1)
@@ -128,7 +128,7 @@ def every_stream_is_learned_or_refused(cls: type[Learner], params: dict[str, JSO
 
 
 def _without_base(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """Without a base session: on a network that is given, or refused with a reason."""
+    """Without a base session: works on a given network, or raises an error with the reason."""
     learner = build(cls, params)
     try:
         learner.skip_base()
@@ -141,7 +141,7 @@ def _without_base(cls: type[Learner], params: dict[str, JSON]) -> None:
 
 
 def _learn(learner: Learner, stream: Stream) -> None:
-    """All sessions, with an answer asked for in the middle."""
+    """Learn all sessions, with a prediction in the middle."""
     x = easy_images(range(CLASSES), 1, seed=9).x
     for session in stream:
         for index, (images, y) in enumerate(session):

@@ -1,15 +1,15 @@
 """ACIL: ridge regression on a random expansion, solved recursively (Zhuang et al., NeurIPS 2022), and G-ACIL.
 
-A fixed random layer E, uniform in +-1/sqrt(d), widens the feature: h = relu(z E). Kept are W and the inverse
-R = (sum h h^T + gamma I)^-1, which for a batch H with labels Y become
+A fixed random layer E, uniform in +-1/sqrt(d), makes the feature longer: h = relu(z E). The state is W and the inverse
+R = (sum h h^T + gamma I)^-1. A batch H with labels Y updates both:
 
     R <- R - R H^T (I + H R H^T)^-1 H R
     W <- W + R H^T (Y - H W)             with the new R
 
 so that after any stream W equals the ridge solution on all of it, and nothing is forgotten. The base session
-is one such pass ("re-alignment"). Columns are added when a class first comes and a class may come again at
-any time, which is the generalised setting of G-ACIL (Zhuang et al., NeurIPS 2024). The answer is that of
-``ranpac`` with the same layer and ridge; this form costs more for each image and nothing before a prediction.
+is one such pass ("re-alignment"). A column is added when a class first appears, and a class may appear again at
+any time, which is the generalised setting of G-ACIL (Zhuang et al., NeurIPS 2024). Predictions equal those of
+``ranpac`` with the same layer and ridge; here learning an image costs more, and a prediction needs no solve.
 
 F-OAL (Zhuang et al., NeurIPS 2024) is the same recursion on features of several stages through a sigmoid: preset
 ``foal``. Preset ``gacl`` has the settings of the G-ACIL code, which are for a vision transformer's features.
@@ -17,7 +17,7 @@ F-OAL (Zhuang et al., NeurIPS 2024) is the same recursion on features of several
 Differences from the authors' code, and why. Each sample is counted once: the G-ACIL code passes over each
 batch three times, which weights samples three-fold in a setting that allows one pass. M is 2048 where the
 paper has 8192: R grows with its square. The network is the shared base network, its last epoch; the code
-keeps the epoch that tests best. F-OAL here drops no last batch, and its stages are set side by side because
+keeps the epoch that tests best. F-OAL here drops no last batch, and its stages are concatenated because
 they differ in width, where the authors average tokens of equal width. All in float64; R is made symmetric
 every 100 batches."""
 

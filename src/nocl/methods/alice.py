@@ -1,27 +1,27 @@
 """ALICE: angular penalty, augmented classes and data, nearest class mean (Peng et al., ECCV 2022).
 
-All learning is in the base session, which makes tight, well-separated clusters; after it nothing trains. With a
+Only the base session trains the network; its loss makes compact, well separated classes. With a
 projector g and one row w_j for each of the B base classes and B (B - 1) / 2 mixtures of two of them:
 
     views:  x1, x2 = heavy(x), heavy(x);  four times a random partner b for each image a of another class:
-            lam x_a + (1 - lam) x_b, lam ~ Beta(20, 20) kept within 0.4 .. 0.6, a class of its own; same for both views
+            lam x_a + (1 - lam) x_b, lam ~ Beta(20, 20) limited to 0.4 .. 0.6, an additional class; same for both views
     c_j  =  cos(g(theta1(x)), w_j)
     loss =  mean of -log softmax_y(s (c - m onehot_y)),  s = 30, m = 0.4                       (``cosface``)
 
-Projector and rows are dropped. Of each class, base or novel, the mean of its features theta1(x) is kept:
+Projector and rows are then dropped. The mean feature theta1(x) of each class, base or novel, is kept:
 
-    mu_y <- mu_y + (theta1(x) - mu_y) / n_y;    answer: argmax_c cos(theta1(x), mu_c)
+    mu_y <- mu_y + (theta1(x) - mu_y) / n_y;    prediction: argmax_c cos(theta1(x), mu_c)
 
 Differences from the public code (CanPeng123/FSCIL_ALICE):
 
-* It was made for five images a class and takes five balanced ones for base classes too. Here every image counts, as in
-  the NO-CL paper, so novel and base means are equally good and the selection has nothing to balance.
-* The last epoch's network is used; the code keeps the epoch that is best on test data, measured behind the projector,
-  while it answers in front of it.
-* Rows exist for the classes that can be labels; the code also allots some to classes of later sessions.
-* Both views and all mixtures pass the network as one batch (the code: one view after the other), and mixing is
+* The code is for five images of each class and selects five of base classes too. Here every image counts, as in the
+  NO-CL paper, so base and novel means are equally good without a selection.
+* The last epoch's network is used; the code keeps the epoch that is best on test data, measured on the projected
+  features, while predictions use the features before the projector.
+* There are rows for base classes and their mixtures; the code also has some for classes of later sessions.
+* Both views and all mixtures go through the network as one batch (the code: one view after the other), and mixing is
   vectorised. Batch size is the stream's, 100, not 128. Pixels are not normalised and test images not zoomed.
-* A margin or scale of 0 is taken as such; the code replaces it by the default.
+* A margin or scale of 0 is accepted; the code replaces it by the default.
 """
 
 from typing import Annotated, ClassVar, Self, Unpack
@@ -88,7 +88,7 @@ class ALICE(NCM):
     cosine_scale
         s, the factor of the cosines, above 0; 30 in the paper.
     margin
-        m, taken from the label's cosine, from 0 to below 2; 0.4 in the paper.
+        m, subtracted from the cosine of the label, from 0 to below 2; 0.4 in the paper.
     **common
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """

@@ -205,7 +205,7 @@ class DSR(FrozenLearner):
             self.end_session()
 
     def without_boundaries(self) -> str:
-        return "DSR refines when a session ends, and this stream never says so: set refine_every, to so many images"
+        return "DSR refines when a session ends, and this stream has none: set refine_every to a number of images"
 
     def end_session(self) -> None:
         """The bi-level loop, once for what was observed since the last."""

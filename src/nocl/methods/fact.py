@@ -1,6 +1,6 @@
-"""FACT: forward compatible training (Zhou et al., CVPR 2022). Room for classes to come is kept in the base session.
+"""FACT: forward compatible training (Zhou et al., CVPR 2022). The base session reserves room for later classes.
 
-W has a row for each of B base and V virtual classes, U is a frozen copy of the virtual rows as they began (orthogonal),
+W has a row for each of B base and V virtual classes, U is a frozen copy of the initial virtual rows (orthogonal),
 T = 16. Every virtual class is assigned to three random base classes. For a batch (x, y):
 
     l  = T cos(phi(x), [W_base; U])               L1 = CE(l over base classes, y)
@@ -10,21 +10,22 @@ T = 16. Every virtual class is assigned to three random base classes. For a batc
          v1, b1 the likeliest virtual and base class of lm
     L  = L1 + beta (L2 + L3 + L4)
 
-So every image has a second choice among the virtual classes, and what lies between two classes is theirs. After the
-base session nothing trains: the row of a class is the running mean of its features, the virtual rows stay as learned.
+So every image has a virtual class as its second label, and mixtures of two classes belong to virtual classes. After the
+base session nothing is trained: the row of a class is the running mean of its features, the virtual rows do not change.
 
-    answer: argmax_c  eta softmax_c((p Vn') (Vn Wn')) + (1 - eta) softmax_c(T p Wn'),   p, Vn, Wn rows of length 1
+    prediction: argmax_c  eta softmax_c((p Vn') (Vn Wn')) + (1 - eta) softmax_c(T p Wn'),   p, Vn, Wn rows of length 1
 
-Differences from the public code (zhoudw-zdw/CVPR22-Fact). ``official`` brings back those marked *:
+Differences from the public code (zhoudw-zdw/CVPR22-Fact). ``official`` follows the code where marked *:
 
-* U is a copy. In the code it is a view of W, which on a CPU trains along with it.
-* * A base class to which no virtual one was assigned (13 % of them) is given one at random, and virtual classes not
-  assigned to it cannot win; in the code their logits become 0, which wins over negative ones.
+* U is a copy. In the code it is a view of W, which on a CPU changes during training.
+* * A base class to which no virtual one was assigned (13 % of them) gets a random one, and virtual classes not
+  assigned to it are never its label; in the code their logits become 0, which is above negative ones.
 * * At test the rows of the classes are scaled to length 1 each; the code scales each feature over the classes.
-* Means are running means over all images; the code keeps the last batch of its loader, which was all there is.
-* The last epoch's network is used, not the best on test data. Only classes met can win; V rows stay apart from them.
-* ``virtual`` is the number of novel classes. A run sets it by its partition; a learner that is built alone cannot know
-  it and takes 40, that of 60+4x10 on CIFAR-100. Scores use all virtual rows, as the code's top 40 of 40 do.
+* Means are running means over all images; the code uses the last batch of its loader only, which there holds all
+  images.
+* The last epoch's network is used, not the best on test data. Only classes met are predicted.
+* ``virtual`` is the number of novel classes. A run sets it from its partition; a learner built alone does not know
+  it and uses 40, that of 60+4x10 on CIFAR-100. Scores use all virtual rows, as the code's top 40 of 40 do.
 * Recipe: 100 epochs in batches of 100 on heavy views. The preset ``official`` has 600 epochs with AutoAugment; see
   ``augment`` for how that differs.
 * A backbone without stages mixes images instead of activations.
@@ -194,7 +195,7 @@ class FACT(NCM):
 def mixture(
     z: Tensor, rows: Tensor, virtual: Tensor, unseen: Tensor, *, eta: float, temperature: float, official: bool = False
 ) -> Tensor:
-    """Probabilities [B, K] of features [B, d]: by way of the virtual rows [V, d], and by the class rows [K, d]."""
+    """Probabilities [B, K] of features [B, d]: through the virtual rows [V, d], and by the class rows [K, d]."""
     p, through = F.normalize(z, dim=1), F.normalize(virtual, dim=1)
     unit = F.normalize(rows, dim=1)
     by_virtual = p @ through.T @ (through @ (F.normalize(rows, dim=0) if official else unit).T)
@@ -209,7 +210,7 @@ def mixed_labels(logits: Tensor, n_base: int) -> tuple[Tensor, Tensor]:
 
 
 def orthogonal_rows(n_base: int, virtual: int, dim: int, seed: int) -> Tensor:
-    """Rows [B + V, d], orthogonal and of length 1; base and virtual rows each by themselves if all are more than d."""
+    """Rows [B + V, d], orthogonal and of length 1; if B + V > d, base and virtual rows separately."""
     with scoped(seed_from(seed, "rows")):
         if n_base + virtual <= dim:
             return nn.init.orthogonal_(torch.empty(n_base + virtual, dim))
@@ -220,7 +221,7 @@ def orthogonal_rows(n_base: int, virtual: int, dim: int, seed: int) -> Tensor:
 def assign(n_base: int, virtual: int, draw: torch.Generator, *, everyone: bool = True) -> Tensor:
     """Which virtual classes belong to which base classes, bool [B, V]: three base classes for each virtual one.
 
-    With ``everyone`` a base class that was left out gets one virtual class at random.
+    With ``everyone``, a base class without a virtual class gets a random one.
     """
     assigned = torch.zeros(n_base, virtual, dtype=torch.bool)
     for column in range(virtual):
@@ -235,7 +236,7 @@ def virtual_labels(logits: Tensor, y: Tensor, assigned: Tensor, *, official: boo
 
     ``logits`` [N, B + V] have the virtual classes last, ``assigned`` is bool [B, V]. A class without a virtual one
     gives -1. ``official`` multiplies by the assignment as the public code does, so that the zeros of virtual classes
-    not assigned win over negative logits.
+    that are not assigned are above negative logits.
     """
     n_base = len(assigned)
     allowed, virtual = assigned[y], logits[:, n_base:]
@@ -246,7 +247,7 @@ def virtual_labels(logits: Tensor, y: Tensor, assigned: Tensor, *, official: boo
 
 
 def cross_entropy_without(logits: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy of rows [N, K] with the column ``hidden`` [N] out of the race; 0 if no target is 0 or more."""
+    """Mean cross-entropy of rows [N, K] without the column ``hidden`` [N]; 0 if no target is 0 or more."""
     counts = target >= 0
     if not bool(counts.any()):
         return logits.new_zeros(())

@@ -1,11 +1,11 @@
 """FeCAM: Mahalanobis distance with shrunk, normalised class covariances (Goswami et al., NeurIPS 2023).
 
-With raw features x >= 0 and g(x) = x ^ power, of each class are kept the mean mu_c of x and the covariance
-S_c of g(x) (divided by n - 1). Twice, as in the authors' code, the covariance is shrunk,
+With raw features x >= 0 and g(x) = x ^ power, the mean mu_c of x and the covariance S_c of g(x) (divided by n - 1) of
+each class are kept. As in the authors' code, the covariance is shrunk twice,
 
     shrink(S) = S + alpha1 V1 I + alpha2 V2 (1 - I)    V1, V2: mean diagonal, mean non-zero off-diagonal
 
-then made a correlation matrix N_c, and with both sides scaled to length 1 after g,
+then scaled to a correlation matrix N_c. Features and means are transformed by g and scaled to length 1:
 
     argmin_c  (q - p_c)^T N_c^-1 (q - p_c)               q = g(x) / |g(x)|,  p_c = g(mu_c) / |g(mu_c)|
 
@@ -13,13 +13,13 @@ then made a correlation matrix N_c, and with both sides scaled to length 1 after
 of the correlation step) or ``shared``. ``shared`` has two forms. ``within=True``, the default here: the
 covariance within classes, pooled over everything seen, treated as the full ones are. ``within=False``, the
 authors': around the mean of all of a session's images, r old + (1 - r) shrink(new) with r the share of old
-classes, the base one not shrunk, no correlation step; it needs to be told where a session ends.
+classes, the base one not shrunk, no correlation step; it needs to know where a session ends.
 
 Differences from the authors' code, and why. Statistics come from the stream in one pass, in float64, where
 the code holds a session's features. The base session is scored by the same rule as later ones, where the code
-uses the network's own classifier until the first increment. A class with fewer than two images borrows the
-pooled covariance within classes. Distances come from Cholesky factors, never negative, instead of a pseudo-
-inverse and a product of all test images with each other. ``mean_space="tukey"`` takes the mean of g(x) as
+uses the network's own classifier until the first increment. A class with fewer than two images uses the
+pooled covariance within classes. Distances are computed from Cholesky factors and never negative; the code uses a
+pseudo-inverse and multiplies all test images with each other. ``mean_space="tukey"`` takes the mean of g(x) as
 prototype in place of g of the mean."""
 
 from typing import Annotated, ClassVar, Literal, Unpack
@@ -54,7 +54,7 @@ class FeCAM(FrozenLearner):
     normalise
         Make covariances correlation matrices, as the paper does.
     within
-        The form of ``shared``: True is the covariance within classes, False the authors' blend of sessions.
+        The form of ``shared``: True is the covariance within classes, False the authors' average over sessions.
     mean_space
         Prototype: g of the mean (``raw``, the authors') or the mean of g (``tukey``).
     **common
@@ -89,7 +89,7 @@ class FeCAM(FrozenLearner):
         self.raw = ClassStats(self.feature_dim)  # means of x
         self.uses_boundaries = self.by_session  # type: ignore[misc]
         if self.by_session:
-            self.statistics = ()  # type: ignore[misc]  # the blend of sessions is not kept class by class
+            self.statistics = ()  # type: ignore[misc]  # the average over sessions cannot be separated by class
         self.session = ClassStats(self.feature_dim, "full")  # of a whole session as if one class; official only
         self.session.grow(int(self.by_session))
         side = self.feature_dim if self.by_session else 0
@@ -140,7 +140,7 @@ class FeCAM(FrozenLearner):
         return tukey(z, self.power, floor=0.0)
 
     def _measure(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Roots of the inverse covariances ([K, d, d], [1, d, d] or [K, d]) and the prototypes they make [K, d]."""
+        """Roots of the inverse covariances ([K, d, d], [1, d, d] or [K, d]) and the prototypes times them [K, d]."""
         mean = self._g(self.raw.mean) if self.mean_space == "raw" else self.stats.mean
         roots, prototypes = self._roots(dtype), F.normalize(mean, dim=1).to(dtype)
         if roots.ndim == 2:
@@ -154,7 +154,7 @@ class FeCAM(FrozenLearner):
             return self._diagonal_roots().to(dtype)
         if self.covariance == "shared":
             return inverse_root(self.metric(), "FeCAM covariance").to(dtype)
-        parts = torch.arange(len(self.stats)).split(_MATRICES_AT_ONCE)  # float64 only for so many at once
+        parts = torch.arange(len(self.stats)).split(_MATRICES_AT_ONCE)  # a few at a time, because float64 needs memory
         return torch.cat([inverse_root(self.metric(part), "FeCAM covariance").to(dtype) for part in parts])
 
     def metric(self, columns: Tensor | None = None) -> Tensor:
@@ -206,7 +206,7 @@ def correlation(matrix: Tensor) -> Tensor:
 
 
 def _floor(matrix: Tensor) -> Tensor:
-    """A matrix without any variance gets a little, so that it has an inverse."""
+    """Add 1e-6 to the diagonal of a matrix of zeros, so that it has an inverse."""
     empty = (matrix.diagonal(dim1=-2, dim2=-1).sum(-1) == 0)[..., None, None]
     return matrix + 1e-6 * empty * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 

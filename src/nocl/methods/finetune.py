@@ -1,9 +1,9 @@
-"""Fine-tuning: plain SGD on whatever comes, with a linear head that grows. It shows what forgetting is.
+"""Fine-tuning: plain SGD on every batch, with a growing linear head. It shows how much a network forgets.
 
 One step of cross-entropy over all classes met so far for each batch of the stream, on the whole network (or on the
-head alone with ``freeze_backbone``). The base head is the one that the base session trained. There is no defence
-against forgetting, on purpose: nearly all base classes are lost within one session. Batch normalisation goes on
-training, as in public online code; with ``freeze_backbone`` it keeps the base session's statistics.
+head alone with ``freeze_backbone``). The head of the base classes comes from the base session. Nothing prevents
+forgetting, on purpose: nearly all base classes are lost within one session. Batch normalisation keeps updating its
+statistics, as in public online code; with ``freeze_backbone`` it keeps those of the base session.
 """
 
 from collections.abc import Iterable

@@ -8,10 +8,10 @@ its features is kept:
     euclidean:  argmin_c  |z - mu_c|^2
 
 ``space`` chooses g: ``tukey`` takes the square root (Tukey's ladder, power ``power``), ``vanilla`` leaves features as
-they are, ``hyper`` puts the projection of ``dim`` values behind the square root that the base session trains along;
-there this is DSR with no iterations. (The output of a contrastive head, a fourth space in some code, is left out: heads
-live in the base session only.) ``normalise_first`` scales every feature to length 1 before averaging and the mean once
-more after it, as iCaRL does. Means are running means in float64, so batch size and order do not matter. A zero feature
+they are, ``hyper`` applies the square root and then the projection to ``dim`` values that the base session trains;
+that is DSR without iterations. (The output of a contrastive head, a fourth space in some code, is not offered: heads
+exist in the base session only.) ``normalise_first`` scales every feature to length 1 before averaging, and then the
+mean too, as iCaRL does. Means are running means in float64, so batch size and order do not matter. A zero feature
 has cosine 0 with everything.
 """
 
@@ -37,8 +37,8 @@ class NCM(FrozenLearner):
     Parameters
     ----------
     space
-        Where means are taken: ``tukey`` (transformed features), ``vanilla`` (features as they are) or ``hyper`` (behind
-        the projection that the base session trains).
+        The features that are averaged: ``tukey`` (transformed), ``vanilla`` (unchanged) or ``hyper`` (after the
+        projection that the base session trains).
     metric
         ``cosine`` or ``euclidean``.
     power

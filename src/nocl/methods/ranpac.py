@@ -1,21 +1,21 @@
 """RanPAC: ridge regression on a random ReLU expansion of frozen features (McDonnell et al., NeurIPS 2023).
 
-A fixed random layer P ~ N(0, 1) widens the feature, h = relu(z P). Two sums are kept, G = sum h h^T and
+A fixed random layer P ~ N(0, 1) makes the feature longer, h = relu(z P). Two sums are kept, G = sum h h^T and
 Q = sum h onehot(y)^T, and before a prediction
 
     W = (G + ridge I)^-1 Q,      argmax_c  (h W)_c
 
-Every sample is treated alike, base or novel, so the order of classes cannot matter. ``expansion=0`` leaves
-the layer out: decorrelation of the plain features only.
+Every sample is treated alike, base or novel, so the order of classes cannot matter. ``expansion=0`` has
+no layer: ridge regression on the features themselves.
 
-Differences from the authors' code, and why. The ridge is chosen once, on base data, over the authors' grid
-10^-8 .. 10^8 and by their criterion (squared error on a held-out fifth), and then kept; the code chooses it
-anew from each session's own features, which it must hold until the session ends. The base pass is a single
-one: every fifth image of each class goes into a second pair of sums, whose held-out error needs no image (see
-:func:`nocl.stats.ridge.choose_ridge`); afterwards the pairs are added. Without a base session the ridge stays at 1.
-The first phase, which adapts a transformer to the first task, has no counterpart on the reduced ResNet-18 and
-is left out. M is 2000 where the paper has 10,000: G grows with its square. Sums and solves are float64.
-``l2_input`` scales features to length 1 first; ``scaled`` divides P by sqrt(d), which only rescales the
+Differences from the authors' code, and why. The ridge is chosen once, on base data, over the authors' grid 10^-8 ..
+10^8 and by their criterion (squared error on a held-out fifth), and then kept; the code chooses it again in each
+session, from features that it must store until the session ends. The base pass is a single one: every fifth image of
+each class goes into a second pair of sums, whose held-out error needs no image (see
+:func:`nocl.stats.ridge.choose_ridge`); afterwards the pairs are added. Without a base session the ridge stays at 1. The
+paper's first phase, which adapts a transformer to the first task, is left out, because there is no transformer. M is
+2000 where the paper has 10,000: G grows with its square. Sums and solves are float64. ``l2_input`` scales features to
+length 1 first; ``scaled`` divides P by sqrt(d), which only rescales the
 ridge."""
 
 import math
@@ -81,7 +81,7 @@ class RanPAC(FrozenLearner):
             self.layer.matrix /= math.sqrt(self.feature_dim)
         self.stats = RidgeStats(self.layer.width)
         self.register_buffer("ridge_", torch.tensor(1.0 if ridge is None else ridge, dtype=torch.float64))
-        self._held_out: RidgeStats | None = None  # lives only while the base pass runs
+        self._held_out: RidgeStats | None = None  # exists during the base pass only
         self._weights: Cached[Tensor] = Cached()
 
     def grow(self, n: int) -> None:
@@ -103,12 +103,12 @@ class RanPAC(FrozenLearner):
 
     @property
     def mergeable(self) -> bool:
-        """Two sums over samples are all that is learned."""
+        """True: only two sums over samples are learned."""
         return True
 
     @property
     def forgets_exactly(self) -> bool:
-        """A class's own sum is taken out, its share of the Gram matrix is not."""
+        """False: the class's own sum is removed, its part of the Gram matrix is not."""
         return False
 
     def kept(self) -> str:

@@ -6,20 +6,19 @@ analysis with equal priors:
     Lambda = ((1 - shrinkage) Sigma + shrinkage I)^-1
     argmax_c  mu_c Lambda x - mu_c Lambda mu_c / 2    (+ (1 - balance) log n_c, with ``balance`` below 1)
 
-The base session gives the means and Sigma, the latter by oracle-approximating shrinkage. After it, with t
-samples behind it, each sample adds its deviation d = x - mu_y to the scatter t Sigma and then moves its mean:
+The base session gives the means and, by oracle-approximating shrinkage, Sigma. After it, when t samples have been
+seen, each sample adds its deviation d = x - mu_y to the scatter t Sigma and then updates its mean:
 
     exact (default):  t Sigma <- t Sigma + n_y / (n_y + 1) d d^T    Welford's within-class scatter
     official:         t Sigma <- t Sigma + t / (t + 1) d d^T        sample by sample, the authors' code
 
-``covariance="fixed"`` leaves Sigma as the base session left it: the fair test of whether novel data improves
-it.
+``covariance="fixed"`` does not change Sigma after the base session; comparing both shows whether novel data improve it.
 
-Differences from the authors' code, and why. ``exact`` is the default because ``official`` counts the first
-sample of a class as a deviation from zero and over-weights the others; it agrees with the pooled within-class
-covariance to rounding, in any order and batch size. Everything is summed in float64 and solved by Cholesky
-where the code takes a float32 pseudo-inverse. Classes never seen cannot be predicted; in the code they score
-0 and may win. Without a base session Sigma starts empty, as in the code. ``power`` other than 1 transforms
+Differences from the authors' code, and why. ``exact`` is the default because ``official`` counts the first sample of a
+class as a deviation from zero and over-weights the others; it agrees with the pooled within-class covariance to
+rounding, in any order and batch size. Everything is summed in float64 and solved by Cholesky where the code takes a
+float32 pseudo-inverse. Classes never seen cannot be predicted; in the code their score is 0 and may be the highest.
+Without a base session Sigma starts empty, as in the code. ``power`` other than 1 transforms
 features by Tukey's ladder first."""
 
 from collections.abc import Iterable
@@ -107,7 +106,7 @@ class SLDA(FrozenLearner):
 
     @property
     def mergeable(self) -> bool:
-        """The authors' update weighs each sample by its place in the stream, which two streams cannot agree on."""
+        """False for the authors' update: it weighs each sample by its position in the one stream."""
         return self.update == "exact"
 
     def absorb(self, other: Learner, columns: Tensor) -> None:

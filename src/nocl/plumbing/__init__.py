@@ -1,1 +1,1 @@
-"""What every room uses and no room owns: types, names, files, seeds, progress. Knows nothing of learning."""
+"""Used by all other packages: types, registry, files, seeds, progress. Contains nothing about learning."""

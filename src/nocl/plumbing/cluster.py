@@ -1,4 +1,4 @@
-"""Ray, where it is installed: starting it, and the same work as :mod:`nocl.plumbing.workers` on a cluster."""
+"""Ray, if installed: starting it, and doing the work of :mod:`nocl.plumbing.workers` on a cluster."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ STARTS = 3  # of a local Ray, before its failure is reported
 
 @contextmanager
 def on_cluster(address: str | None, *, cpus: int) -> Iterator[Any]:
-    """Ray, connected to ``address``, or started here with so many processors; ended if it was started here."""
+    """Connect Ray to ``address``, or start it here with so many processors; stop it if it was started here."""
     ray = import_ray()
     started_here = not ray.is_initialized()
     if started_here:
@@ -30,7 +30,7 @@ def on_cluster(address: str | None, *, cpus: int) -> Iterator[Any]:
 
 
 def start_local(ray: Any, **settings: Any) -> None:
-    """Start a local Ray. It allows its own node 30 s, which a busy machine may need twice."""
+    """Start a local Ray. Ray waits 30 s for its node; on a busy machine one more attempt helps."""
     for left in reversed(range(STARTS)):
         try:
             ray.init(include_dashboard=False, **settings)
@@ -42,7 +42,7 @@ def start_local(ray: Any, **settings: Any) -> None:
 
 
 def import_ray() -> Any:
-    """The package, or how to get it."""
+    """The package, or an error that says how to install it."""
     try:
         import ray
     except ImportError as error:
@@ -61,7 +61,7 @@ def on_ray(
 ) -> Iterator[Message]:
     """Do all pieces with actors of one processor each; ``workers`` None: as many as the cluster has processors.
 
-    Ray replaces an actor that is lost. There are answers only, no progress within a piece.
+    Ray replaces a lost actor. Progress is reported for whole pieces only.
     """
     with on_cluster(address, cpus=workers or cores()) as ray:
         workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -101,4 +101,4 @@ def _answer(ray: Any, reference: Any, number: int) -> Any:
 
 
 def _say_nothing(value: Any) -> None:
-    """Nodes have no way to speak but their answer."""
+    """Ignore progress: a node can send its result only."""

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
+"""Writing files whole or not at all: under a temporary name, flushed to disk, then renamed."""
 
 import hashlib
 import json
@@ -48,27 +48,27 @@ class Hold:
             ) from None
 
     def release(self) -> None:
-        """Let go of the file."""
+        """Unlock the file."""
         if self._content is not None:
             os.close(self._content)
             self._content = None
         self._name.release()
 
     def _lock_content(self, real: Path) -> None:
-        """A second name of the file has a lock file of its own, but the content is one."""
+        """Lock the content too, because a hard link has another name and thus another lock file."""
         if fcntl is not None and real.is_file():
             self._content = os.open(real, os.O_RDONLY)
             fcntl.flock(self._content, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def hold(path: Path) -> Hold:
-    """Take the lock of a file, or say that another process has it. A link leads to the file's own lock."""
+    """Lock the file, or raise if another process holds it. Links to the file share its lock."""
     return Hold(path)
 
 
 @contextmanager
 def holding(path: Path) -> Iterator[None]:
-    """Hold a file while a block runs."""
+    """Lock a file inside the ``with`` block."""
     lock = hold(path)
     try:
         yield
@@ -148,7 +148,7 @@ def _lock_of(real: Path) -> Path:
 def _json_or_text(text: str) -> JSON:
     try:
         value: JSON = json.loads(text)
-    except (ValueError, RecursionError):  # RecursionError: brackets nested beyond any use
+    except (ValueError, RecursionError):  # RecursionError: too deeply nested
         return text
     return value
 

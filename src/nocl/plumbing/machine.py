@@ -1,4 +1,4 @@
-"""Where a program runs: versions, machine, threads, memory, and the commit if it is a checkout."""
+"""The environment of a run: versions, machine, threads, memory, and the commit of a checkout."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from nocl.plumbing.version import __version__
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, JSON]:
-    """Where a run happens: versions, machine, threads, device, and nocl's commit if it is a checkout."""
+    """Versions, machine, threads, device, and nocl's commit if it is a checkout."""
     commit, dirty = _commit()
     return {
         "nocl": __version__,
@@ -30,7 +30,7 @@ def environment(device: str | torch.device = "cpu") -> dict[str, JSON]:
 
 
 def peak_memory() -> int | None:
-    """The most resident memory this process has had so far, in bytes; None where the system does not tell."""
+    """Peak resident memory of this process in bytes; None if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,6 +1,6 @@
 """The keyword parameters of a class, with their limits, as its constructors declare them.
 
-A constructor names its own parameters and hands the others on to its base class:
+A constructor declares its own parameters and passes the others to its base class:
 
     class Common(TypedDict, total=False):
         seed: int
@@ -87,7 +87,7 @@ class Parameter:
 
 
 def parameters_of(cls: type) -> dict[str, Parameter]:
-    """The keyword parameters that build ``cls``: its own, then those that it hands on to its base classes."""
+    """The keyword parameters that build ``cls``: its own, then those that it passes to its base classes."""
     found: dict[str, Parameter] = {}
     allowed: set[str] | None = None  # None: every parameter of the base class
     for base in cls.__mro__:
@@ -135,7 +135,7 @@ def _parameter(name: str, default: Any, hint: Any) -> Parameter:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """A hint taken apart: members of unions, and the type and the notes of Annotated."""
+    """The parts of a type hint: members of unions, type and metadata of Annotated."""
     if get_origin(hint) in (Union, UnionType):
         for member in get_args(hint):
             yield from _parts(member)

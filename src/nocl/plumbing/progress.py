@@ -1,4 +1,4 @@
-"""Progress of long work, said once and shown where the caller chooses.
+"""Progress of long work, shown where the caller chooses.
 
 Libraries wrap their loops in :func:`track`; by default nothing is shown. The command line installs a reporter: a bar
 with the time left on a terminal, plain lines in a log.
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class Reporter(Protocol):
-    """Shows how far named pieces of work have come."""
+    """Shows the progress of named tasks."""
 
     def start(self, description: str, total: int | None, following: int = 0) -> int:
-        """Begin a piece of work; returns its number. ``following`` pieces of its size come after it."""
+        """Start a task; returns its number. ``following`` tasks of the same size come after it."""
         ...
 
     def show(self, task: int, done: int, total: int | None) -> None:
-        """So many steps are done."""
+        """Show that ``done`` steps are done."""
         ...
 
     def rename(self, task: int, description: str) -> None:
-        """The piece of work is now about something else, such as its next step."""
+        """Change the description of a task, for example for its next part."""
         ...
 
     def stop(self, task: int, note: str = "") -> None:
-        """The work is over, whole or not, with an optional remark."""
+        """End a task, complete or not, with an optional remark."""
         ...
 
 
@@ -46,12 +46,12 @@ def reporting(reporter: Reporter) -> Iterator[None]:
 
 
 def current() -> Reporter | None:
-    """Where progress goes now; None: nowhere."""
+    """The current reporter, or None."""
     return _reporter.get()
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, following: int = 0) -> Iterator[T]:
-    """Iterate as before, reporting each step.
+    """Iterate over ``items`` and report each step.
 
     ``following`` such loops come after this one, as epochs do; they count in the time left.
 
@@ -75,7 +75,7 @@ def track(items: Iterable[T], description: str, total: int | None = None, follow
 
 @contextmanager
 def steps(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Report work whose steps come in groups: call the function that is given with the number of steps just done.
+    """Report steps in groups: yields a function to call with the number of steps just done.
 
     >>> with steps("learning", 3) as advance:
     ...     advance(2)

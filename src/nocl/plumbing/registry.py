@@ -1,7 +1,7 @@
-"""Names to objects: a key of a literal table, or a user's own as ``module:name``. Wrong names get a helpful error.
+"""Find objects by name: a key of a table, or a user's own as ``module:name``. An unknown name gets a helpful error.
 
-This is the one place that imports what a name says, so it is also the place that refuses: while a file is read that
-nobody vouched for, nothing is imported (:func:`importing_only`), wherever in the file the name stood.
+Only this module imports what a name says. While a file is read that is not trusted, it imports nothing
+(:func:`importing_only`), wherever in the file the name is.
 """
 
 import difflib
@@ -16,7 +16,7 @@ _allowed: ContextVar[frozenset[str] | None] = ContextVar("_allowed", default=Non
 
 
 class UnknownNameError(ValueError):
-    """A name that is in no table; the message lists the valid ones and the nearest."""
+    """An unknown name; the message lists the valid ones and the most similar one."""
 
 
 class UntrustedNameError(ValueError):

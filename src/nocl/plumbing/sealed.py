@@ -1,8 +1,8 @@
 """The one format of model files and checkpoints: safetensors with a JSON header and a digest of everything.
 
 The header is one JSON object under the name ``nocl``: kind, format, whatever the kind needs, and the SHA-256 of the
-rest of the header and of all tensors. A digest shows damage, not malice: who can write the file can write a matching
-digest, so what a header names is still not believed. Nothing is unpickled.
+rest of the header and of all tensors. A digest detects damage, not an attack: whoever can write the file can write a
+matching digest, so a header is still not trusted. Nothing is unpickled.
 """
 
 import hashlib
@@ -60,9 +60,9 @@ def content_digest(header: Mapping[str, JSON], tensors: Mapping[str, Tensor]) ->
 
 
 class NoLargerThan(TorchDispatchMode):
-    """While active, no tensor is made that a file of this size does not justify.
+    """Inside the ``with`` block, a tensor much larger than the file cannot be created.
 
-    A header of a few bytes may ask for a matrix of gigabytes, which the tensors in the file would not fit anyway.
+    A header of a few bytes may otherwise request a matrix of gigabytes.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Random numbers that are always asked for by name: generators from seeds, and a scope that hides the global one."""
+"""Random numbers: generators made from a seed and names, and a scope that restores the global generator."""
 
 import hashlib
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def seed_from(*parts: int | str) -> int:
 
 @contextmanager
 def scoped(seed: int) -> Iterator[None]:
-    """Run a block with torch's global generators seeded, and leave them afterwards as they were before.
+    """Seed torch's global generators inside the ``with`` block and restore them afterwards.
 
     For code that cannot take a generator: module constructors and kornia's augmentations.
     """

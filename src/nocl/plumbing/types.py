@@ -1,4 +1,4 @@
-"""What crosses the package: a batch of images with their labels, and the JSON values that describe everything else."""
+"""Types used everywhere: a batch of images with labels, the base session, and JSON values."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -22,13 +22,13 @@ class BaseSession(Protocol):
     classes: tuple[int, ...]
 
     def __iter__(self) -> Iterator[Batch]:
-        """One freshly shuffled epoch."""
+        """One newly shuffled epoch."""
         ...
 
     def epoch(self, index: int) -> Iterator[Batch]:
-        """The epoch of that index, always in the same order; what makes training resumable."""
+        """The epoch with this index, always in the same order, so that training can be resumed."""
         ...
 
     def describe(self) -> dict[str, JSON]:
-        """Everything that decides the images and their order."""
+        """All settings that determine the images and their order."""
         ...

@@ -1,7 +1,7 @@
-"""Processes that do one piece of work after the other. A process that dies is replaced and its piece is done again.
+"""Processes that do pieces of work one after the other. A process that dies is replaced and its piece is repeated.
 
-For pieces that are independent and cheap to repeat. ``prepare`` runs once in each process and returns the function
-that does a piece; both must be importable by name, because they reach the process by pickling.
+The pieces must be independent. ``prepare`` runs once in each process and returns the function that does a piece; both
+must be importable by name, because they are pickled.
 """
 
 import multiprocessing as mp
@@ -41,7 +41,7 @@ def cores() -> int:
 def in_processes(
     pieces: Sequence[Any], prepare: Prepare, settings: Any, *, workers: int, tries: int = TRIES
 ) -> Iterator[Message]:
-    """Do all pieces with so many processes at a time, and yield what they say. Closing it ends the processes."""
+    """Do all pieces with so many processes and yield their messages. Closing the iterator ends the processes."""
     context = _context(prepare.__module__)
     waiting, lost = deque(range(len(pieces))), Counter[int]()
     running: dict[Connection, tuple[int, BaseProcess]] = {}
@@ -81,13 +81,13 @@ def _start(context: BaseContext, prepare: Prepare, settings: Any) -> tuple[Conne
 
 def _hand(pipe: Connection, pieces: Sequence[Any], waiting: deque[int]) -> int:
     number = waiting.popleft()
-    with suppress(OSError):  # the process may be dead already; listening to it will show that
+    with suppress(OSError):  # the process may be dead already; _listen will notice
         pipe.send(pieces[number])
     return number
 
 
 def _listen(pipe: Connection, number: int) -> Message | None:
-    """What the process says; None if it is dead. An error in the work itself would come again and is raised here."""
+    """The next message of a process; None if it is dead. An error of the work itself is raised: it would come again."""
     try:
         kind, value = pipe.recv()
     except (EOFError, OSError):
@@ -122,8 +122,8 @@ def _context(preload: str) -> BaseContext:
 
 
 def _body(prepare: Prepare, settings: Any, pipe: Connection) -> None:
-    """What a process runs. It ends when nobody listens any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process decides, and it asks by SIGTERM
+    """The main function of a process. It ends when the starting process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process ends this one by SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         work = prepare(settings)

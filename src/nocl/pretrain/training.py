@@ -122,7 +122,7 @@ def load_given(network: Backbone, weights: Path, name: str, *, allowed: set[int]
         return load_weights(network, weights, allowed=allowed)
     origin = load_pretrained(network, name)
     if not origin:
-        raise WrongBaseError(f"the network {name!r} comes without trained weights: give a file, or train it")
+        raise WrongBaseError(f"the network {name!r} has no weights of its own: give a file, or train it")
     return origin
 
 
