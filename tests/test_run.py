@@ -255,7 +255,7 @@ def test_without_a_base_session_a_network_must_be_given(tmp_path: Path) -> None:
 
 
 def test_a_stream_without_sessions_is_refused_by_a_method_that_needs_them() -> None:
-    with pytest.raises(UnsupportedError, match="never says"):
+    with pytest.raises(UnsupportedError, match="this stream has none"):
         run(learner("pass"), arrange(small(10), "shuffled"))
 
 

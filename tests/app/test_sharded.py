@@ -90,7 +90,7 @@ def test_a_method_without_statistics_that_add_up_refuses(
     method: str, params: dict[str, object], tmp_path: Path, images: Path
 ) -> None:
     path = model_file(tmp_path, method, **params)
-    with pytest.raises(UnsupportedError, match="cannot learn apart and be merged"):
+    with pytest.raises(UnsupportedError, match="cannot be learned in parts and merged"):
         learn_sharded(path, open_source(images), workers=2)
 
 

@@ -1,7 +1,7 @@
 """Networks by name: ``build("efficientnet_lite0")``, ``timm:NAME``, or a user's own as ``module:factory``.
 
-``NAME@SIDE`` enlarges images to SIDE pixels on their way in. ``features:D`` is no network but the place of one, for
-rows of D features: see :mod:`nocl.nets.stored`.
+``NAME@SIDE`` resizes input images to SIDE pixels. ``features:D`` stands for a network whose features of D values were
+computed elsewhere: see :mod:`nocl.nets.stored`.
 """
 
 import difflib
@@ -34,7 +34,7 @@ _SIDE = re.compile(r"(.+)@(\d{1,4})")
 
 
 def build(name: str, *, seed: int = 0) -> Backbone:
-    """A freshly initialised backbone; the global generator is left alone."""
+    """A newly initialised backbone; the global generator is not changed."""
     plain, side = split_side(name)
     with scoped(seed):
         network = _factory(plain)()
@@ -46,14 +46,14 @@ def build(name: str, *, seed: int = 0) -> Backbone:
 
 
 def load_pretrained(network: Backbone, name: str) -> dict[str, JSON]:
-    """Fill a built network with the weights that belong to its name; where they came from, or {} if there are none."""
+    """Load the weights that belong to a network's name; returns their origin, or {} if there are none."""
     plain, _ = split_side(name)
     own = ":" in plain and not plain.startswith((TIMM, STORED))
     return fill_by_name(network, plain, build(plain, seed=1) if own else None)
 
 
 def split_side(name: str) -> tuple[str, int | None]:
-    """The network's name and the side to which it enlarges images, if it says one.
+    """The network's name, and the side to which images are resized if the name has one.
 
     >>> split_side("efficientnet_lite0@128")
     ('efficientnet_lite0', 128)
@@ -63,7 +63,7 @@ def split_side(name: str) -> tuple[str, int | None]:
 
 
 def valid_backbones(packaged: tuple[str, ...] = ()) -> str:
-    """Everything that a backbone may be, in one sentence; ``packaged`` are networks that the caller knows beside."""
+    """All kinds of backbones in one sentence; ``packaged`` are more names that the caller accepts."""
     ready = ", ".join((*packaged, *WHEELS))
     untrained = ", ".join(name for name in BACKBONES if name not in WHEELS)
     return (
@@ -73,7 +73,7 @@ def valid_backbones(packaged: tuple[str, ...] = ()) -> str:
 
 
 def unknown_backbone(name: str, packaged: tuple[str, ...] = ()) -> UnknownNameError:
-    """The error about a name that is no backbone."""
+    """The error for an unknown backbone."""
     near = difflib.get_close_matches(name, [*packaged, *BACKBONES], n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return UnknownNameError(f"unknown backbone {name!r}{hint} Valid: {valid_backbones(packaged)}")

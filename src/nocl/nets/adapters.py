@@ -1,10 +1,10 @@
-"""SSRE's expansion: a 1x1 branch beside every inner 3x3 convolution, folded into its kernel when a session is over.
+"""SSRE's expansion: a 1x1 branch beside every inner 3x3 convolution, added to its kernel when a session ends.
 
     conv3(x; K3) + conv1(x; K1) = conv3(x; K3 + pad(K1)),    pad: zeros all around
 
-The two sides are equal for any stride, so the expanded network is run with the summed kernels: the branches are
-parameters of their own and receive their gradient through the sum. Folding keeps what the network computes, bit for
-bit. Batch normalisation can be folded too, into the convolution before it.
+Both sides are equal for any stride, so the expanded network is computed with the summed kernels; the branches are
+separate parameters and get their gradient through the sum. Adding a branch to its kernel does not change the network's
+output, bit for bit. Batch normalisation can also be merged into the convolution before it.
 """
 
 from itertools import pairwise
@@ -19,7 +19,7 @@ from nocl.nets.backbone import Backbone
 
 
 class Adapters(nn.Module):
-    """A 1x1 kernel, zero at first, for each inner 3x3 convolution of a network: not the stem, not the shortcuts."""
+    """A 1x1 kernel, initially zero, for each inner 3x3 convolution of a network, without stem and shortcuts."""
 
     def __init__(self, network: Backbone) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Adapters(nn.Module):
 
     @torch.no_grad()
     def fold(self, network: Backbone) -> None:
-        """Add the branches to the network's kernels and begin again at zero."""
+        """Add the branches to the network's kernels and set them to zero."""
         for name in self.names:
             network.get_parameter(f"{name}.weight").copy_(self._summed(network, name))
             self.kernels[_key(name)].zero_()
@@ -53,7 +53,7 @@ def with_branch(kernel: Tensor, branch: Tensor) -> Tensor:
 
 
 def folded_batchnorm(kernel: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Kernel and bias of the one convolution that does what convolution and batch normalisation (evaluating) do."""
+    """Kernel and bias of one convolution equal to a convolution with batch normalisation in evaluation mode."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     gain = norm.weight / (norm.running_var + norm.eps).sqrt()
@@ -63,7 +63,7 @@ def folded_batchnorm(kernel: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) 
 
 @torch.no_grad()
 def fold_batchnorm(network: Backbone) -> None:
-    """Fold every batch normalisation into the convolution registered right before it, shortcuts included.
+    """Merge every batch normalisation into the convolution before it, shortcuts included.
 
     The normalisation stays as a layer that only adds the new bias, so that the state keeps its names and shapes.
     """
@@ -87,7 +87,7 @@ def _inner_convolutions(network: Backbone) -> list[str]:
     convolutions = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d)]
     names = [name for name, conv in convolutions[1:] if _is_plain(conv)]  # the first is the stem
     if not names:
-        raise ValueError("the backbone has no 3x3 convolution behind its stem to expand; use a ResNet")
+        raise ValueError("the backbone has no 3x3 convolution after its stem to expand; use a ResNet")
     return names
 
 

@@ -1,4 +1,4 @@
-"""What a backbone is: images in, one feature vector a stage out, with its own input normalisation in buffers."""
+"""The backbone: images in, one feature vector for each stage out; input normalisation is in its buffers."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 class Backbone(nn.Module):
     """A feature extractor. Subclasses give ``n_stages`` and ``stage_features``; the last stage is the feature.
 
-    A stage's number asks for the mean of its maps over all positions. With a minus sign it asks for their *spread*, the
-    standard deviation over positions: texture, which the mean has lost. Only networks with ``has_maps`` give it.
+    A stage's number means the average of its maps over all positions. With a minus sign it means their *spread*, the
+    standard deviation over positions, which describes texture. Only networks with ``has_maps`` have it.
 
-    ``mean`` and ``std`` are buffers, so a saved network remembers how its input was normalised; as built they are
-    0 and 1 and change nothing. ``side`` and ``fit`` say how users' pictures are brought to size for this network
-    (:func:`nocl.data.decode.to_pixels`). ``enlarge_to`` is set by ``NAME@SIDE``: images of another side are resized to
-    it on their way in, so that data sets of small images can be used as they are.
+    ``mean`` and ``std`` are buffers, so they are saved with the network; initially they are 0 and 1 and change nothing.
+    ``side`` and ``fit`` say how users' pictures are resized for this network (:func:`nocl.data.decode.to_pixels`).
+    ``enlarge_to`` is set by ``NAME@SIDE``: input images are resized to it, so that data sets of small images can be
+    used.
     """
 
     n_stages: int = 1
     has_maps: bool = False
-    side: int = 32  # pixels, of pictures where the user asks for no other
+    side: int = 32  # pixels of a picture's side, unless the user gives another
     fit: Literal["crop", "photo"] = "crop"
     enlarge_to: int | None = None
     mean: Tensor  # [3, 1, 1], of pixels / 255
@@ -34,11 +34,11 @@ class Backbone(nn.Module):
         self.register_buffer("std", torch.ones(3, 1, 1))
 
     def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
-        """One [B, d] tensor for each stage asked for; stages count from 1, below 0 is the spread of a stage."""
+        """One [B, d] tensor for each requested stage; stages count from 1, -n is the spread of stage n."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, stages: Sequence[int] | None = None) -> Tensor:
-        """Features [B, d] of normalised images: the last stage, or the stages asked for, side by side."""
+        """Features [B, d] of normalised images: the last stage, or the requested stages, concatenated."""
         chosen = (self.n_stages,) if stages is None else tuple(stages)
         if not chosen or not {abs(stage) for stage in chosen} <= set(range(1, self.n_stages + 1)):
             raise ValueError(
@@ -51,15 +51,15 @@ class Backbone(nn.Module):
         return torch.cat(self.stage_features(x, chosen), dim=1)
 
     def last_stages(self, n: int) -> tuple[int, ...]:
-        """The last ``n`` stages, or all of them where there are fewer."""
+        """The last ``n`` stages, or all if there are fewer."""
         return tuple(range(max(1, self.n_stages - n + 1), self.n_stages + 1))
 
     def early(self, x: Tensor) -> Tensor:
-        """What the first half of the stages makes of normalised images; the images themselves where there is none."""
+        """The output of the first half of the stages; the images themselves if there is no such half."""
         return x
 
     def late(self, h: Tensor) -> Tensor:
-        """Features [B, d] from there on: ``late(early(x))`` is ``forward(x)``."""
+        """Features [B, d] of the output of ``early``: ``late(early(x))`` is ``forward(x)``."""
         return self.forward(h)
 
     def check(self, x: Tensor, image_size: int) -> None:
@@ -77,17 +77,17 @@ class Backbone(nn.Module):
         return x.to(self.mean.device).float() / 255
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Pixels in [0, 1] to the scale this network was trained on, laid out as convolutions are fastest."""
+        """Pixels in [0, 1], normalised as in training, in the memory format that is fastest for convolutions."""
         x = (x - self.mean) / self.std
         if self.enlarge_to is not None and tuple(x.shape[2:]) != (self.enlarge_to,) * 2:
             x = F.interpolate(x, (self.enlarge_to,) * 2, mode="bicubic", align_corners=False)
         exporting = torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
-        if exporting or len(x) == 1:  # an exported graph lays it out itself; one image is faster as is
+        if exporting or len(x) == 1:  # not in an exported graph; and a single image is faster without
             return x
         return x.contiguous(memory_format=torch.channels_last)
 
     def feature_dim(self, image_size: int, stages: Sequence[int] | None = None) -> int:
-        """Length of the feature for square images of that size, found by one pass of a blank image."""
+        """Length of the feature for square images of that size, found by passing one blank image."""
         was_training = self.training
         self.eval()
         with torch.no_grad():

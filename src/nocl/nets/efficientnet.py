@@ -2,10 +2,10 @@
 
     stem 3-32, k3 s2 -> seven groups of inverted bottlenecks -> head, 1x1 to 1,280 channels -> mean over positions
 
-A block widens its input ``expansion`` times (1x1), filters each channel (k x k) and narrows again (1x1, no ReLU6);
-where stride and width allow it, the input is added. Convolutions pad as TensorFlow's "same" does: at stride 2 more at
-the right and the bottom. Pixels are scaled to (value - 127) / 128. The network is built untrained; its ImageNet
-weights come from :mod:`nocl.nets.imagenet`. It ends before the classifier of ImageNet's thousand classes.
+A block increases the channels ``expansion`` times (1x1), filters each channel (k x k) and reduces the channels again
+(1x1, no ReLU6); if stride and width allow it, the input is added. Convolutions pad as TensorFlow's "same" does: at
+stride 2 more at the right and the bottom. Pixels are scaled to (value - 127) / 128. The network is built untrained; its
+ImageNet weights come from :mod:`nocl.nets.imagenet`. It ends before the classifier of ImageNet's thousand classes.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nocl.nets.backbone import Backbone, spread
 
-SMALLEST = 32  # pixels a side: strides divide by 32, and below that the last maps would be padding alone
+SMALLEST = 32  # pixels of a side: strides divide it by 32; smaller images leave only padding
 _EPS = 1e-3  # of batch normalisation
 
 
@@ -43,7 +43,7 @@ _STEM, _HEAD = 32, 1280  # the same for all widths
 
 
 class ConvNorm(nn.Module):
-    """A convolution with "same" padding, batch normalisation and, if wanted, ReLU6."""
+    """A convolution with "same" padding, batch normalisation and optional ReLU6."""
 
     def __init__(self, n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1, relu: bool = True) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class EfficientNetLite(Backbone):
         self.std.fill_(128 / 255)
         self.stem = ConvNorm(3, _STEM, 3, stride=2)
         blocks: list[Block] = []
-        ends: list[int] = []  # how many blocks there are when each group ends
+        ends: list[int] = []  # number of blocks up to the end of each group
         n_in = _STEM
         for number, group in enumerate(_GROUPS):
             n_out = _rounded(width * group.channels)
@@ -121,7 +121,7 @@ class EfficientNetLite(Backbone):
         return (*maps, self.head(out))
 
     def stage_features(self, x: Tensor, stages: Sequence[int]) -> tuple[Tensor, ...]:
-        """Of every stage the mean over all positions."""
+        """The mean over all positions of every stage."""
         maps = self.stage_maps(x)
         return tuple(spread(maps[-s - 1]) if s < 0 else maps[s - 1].mean(dim=(2, 3)) for s in stages)
 

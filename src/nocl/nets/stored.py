@@ -1,8 +1,8 @@
-"""Features in place of images: ``backbone="features:D"`` hands rows of D numbers through, as they are.
+"""Features instead of images: ``backbone="features:D"`` takes rows of D numbers as features.
 
-For features that some other program made (embeddings), and for comparisons on features that were computed once.
-Every method on a frozen network then works on vectors as on images. There is nothing to train here, so a base session
-trains at most the projection and heads of the method, on the features.
+For features made by another program (embeddings), and for comparisons on features that were computed once. Every method
+on a frozen network works on such vectors as on images. There is no network to train, so a base session trains at most
+the projection and heads of the method, on the features.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class StoredFeatures(Backbone):
         self.dim = dim
 
     def read(self, x: Tensor, image_size: int) -> Tensor:
-        """Features float [B, dim] on this network's device, after a check; the image size says nothing here."""
+        """Features float [B, dim] on this network's device, after a check; the image size is not used."""
         if not x.is_floating_point() or x.ndim != 2 or x.shape[1] != self.dim:
             raise ValueError(
                 f"features must be float [B, {self.dim}], not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}; "
@@ -34,15 +34,15 @@ class StoredFeatures(Backbone):
         finite = torch.isfinite(z).all(1)
         if not bool(finite.all()):
             row = int((~finite).nonzero()[0])
-            raise ValueError(f"features must be finite numbers; row {row} of {len(z)} is not: leave it out or mend it")
+            raise ValueError(f"features must be finite numbers; row {row} of {len(z)} is not: remove or correct it")
         return z
 
     def normalise(self, x: Tensor) -> Tensor:
-        """The features themselves: what made them normalised its own input."""
+        """The features, unchanged."""
         return x
 
     def forward(self, x: Tensor, stages: Sequence[int] | None = None) -> Tensor:
-        """The features themselves; which stages they are of was decided when they were made."""
+        """The features, unchanged; their stages were chosen when they were computed."""
         return x
 
     def feature_dim(self, image_size: int, stages: Sequence[int] | None = None) -> int:

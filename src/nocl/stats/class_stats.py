@@ -1,6 +1,6 @@
 """Class statistics from a stream: count, mean, variance and covariance, exact in one pass and mergeable.
 
-Batches are folded in with the pairwise update of Chan, Golub and LeVeque, in float64, so that the order of samples,
+Batches are added with the pairwise update of Chan, Golub and LeVeque, in float64, so that the order of samples,
 the batch size and the number of machines do not matter beyond rounding (about 1e-13 relative). Legend: K classes,
 d feature values, B samples.
 """
@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-_WIDE = 512  # values of a feature, from which halving a product pays
-_FEW = 64  # samples that are added to a shared scatter in place; for more of them halving pays
+_WIDE = 512  # from this feature length on, computing half of a symmetric product is faster
+_FEW = 64  # up to so many samples are added to a shared scatter in place
 Spread = Literal["none", "diagonal", "full", "shared"]
 
 
@@ -41,7 +41,7 @@ class ClassStats(nn.Module):
         return len(self.count)
 
     def grow(self, n: int) -> None:
-        """Room for ``n`` more classes, with count 0."""
+        """Add ``n`` classes with count 0."""
         self.count = torch.cat([self.count, self.count.new_zeros(n)])
         self.mean = torch.cat([self.mean, self.mean.new_zeros(n, self.dim)])
         if self.spread != "shared":
@@ -49,7 +49,7 @@ class ClassStats(nn.Module):
 
     @torch.no_grad()
     def update(self, z: Tensor, columns: Tensor, *, spread: bool = True) -> None:
-        """Fold in features [B, d] of the classes in ``columns`` [B]; the scatter only if ``spread``."""
+        """Add features [B, d] of the classes in ``columns`` [B]; the scatter is updated only if ``spread``."""
         check_features(z, self.dim)
         z = z.to(self.mean)
         classes, inverse, counts = torch.unique(columns.to(z.device), return_inverse=True, return_counts=True)
@@ -64,7 +64,7 @@ class ClassStats(nn.Module):
 
     @torch.no_grad()
     def merge(self, other: "ClassStats", columns: Tensor | None = None, *, spread: bool = True) -> None:
-        """Fold in another's statistics; its class i is our class ``columns[i]`` (default: i). See ``update``."""
+        """Add other statistics; their class i is our class ``columns[i]`` (default: i). See ``update``."""
         if (other.dim, other.spread) != (self.dim, self.spread):
             raise ValueError(
                 f"cannot merge statistics of d={other.dim}, {other.spread} into d={self.dim}, {self.spread}"
@@ -76,7 +76,7 @@ class ClassStats(nn.Module):
 
     @torch.no_grad()
     def subtract(self, other: "ClassStats", columns: Tensor | None = None, *, spread: bool = True) -> None:
-        """Undo ``merge(other, columns)``, to rounding. A class that is left with no samples becomes exactly zero."""
+        """Undo ``merge(other, columns)``, up to rounding. A class without samples left becomes exactly zero."""
         columns = torch.arange(len(other)) if columns is None else columns
         met = (other.count > 0).cpu()
         classes = columns[met].to(self.count.device)
@@ -91,7 +91,7 @@ class ClassStats(nn.Module):
             self.scatter[empty] = 0
 
     def remove(self, column: int) -> None:
-        """Forget one class. What it gave to a shared scatter cannot be told apart and stays."""
+        """Remove one class. Its part of a shared scatter cannot be separated and stays."""
         keep = torch.arange(len(self), device=self.count.device) != column
         self.count, self.mean = self.count[keep], self.mean[keep]
         if self.spread != "shared":
@@ -135,18 +135,18 @@ class ClassStats(nn.Module):
     def _fold(
         self, classes: Tensor, counts: Tensor, means: Tensor, scatter: Tensor | None, rows: Tensor | None = None
     ) -> None:
-        """``rows`` are deviations in place of a shared scatter, to be added in one pass over it."""
+        """``rows`` are deviations from the class means, added to a shared scatter in one pass over it."""
         before, counts = self.count[classes].double(), counts.double()  # int / int would be float32
         after = before + counts
         shift = means - self.mean[classes]
-        # with negative counts this takes samples away; a class that becomes empty is cleared by subtract
+        # negative counts remove samples; subtract clears a class that becomes empty
         whole = after + (after == 0)
-        weight = (before * counts / whole)[:, None]  # what two groups' means add to their joint scatter
+        weight = (before * counts / whole)[:, None]  # the difference of two groups' means adds to their joint scatter
         if rows is not None:
             rows = torch.cat([rows, weight.sqrt() * shift])
             self.scatter.addmm_(rows.T, rows)
         elif scatter is None:
-            pass  # the caller wants the spread left as it is
+            pass  # spread=False: the scatter is not updated
         elif self.spread == "diagonal":
             self.scatter[classes] += scatter + weight * shift.square()
         elif self.spread == "full":
@@ -158,7 +158,7 @@ class ClassStats(nn.Module):
 
 
 def gram(x: Tensor) -> Tensor:
-    """``x.T @ x``. It is symmetric, so wide matrices need little more than half of the products.
+    """``x.T @ x``. It is symmetric, so for wide matrices only about half of the products are computed.
 
     >>> gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[10., 14.],
@@ -175,7 +175,8 @@ def gram(x: Tensor) -> Tensor:
 def shrink_covariances(scatter: Tensor, count: Tensor, shared: Tensor, prior: float) -> Tensor:
     """Covariances [C, d, d] of classes with this scatter and count, shrunk to the shared one [d, d] (Friedman 1989).
 
-    The shared one weighs as much as ``prior`` images, so a class of one image has it and one of many its own.
+    The shared one has the weight of ``prior`` images: a class of one image gets the shared one, a class of many its
+    own.
 
     >>> shrink_covariances(torch.tensor([[[8.0]]]), torch.tensor([3]), torch.tensor([[1.0]]), prior=2.0)
     tensor([[[2.5000]]])
@@ -193,9 +194,9 @@ def check_features(z: Tensor, dim: int) -> None:
 
 
 def tukey(z: Tensor, power: float, floor: float = 1e-6) -> Tensor:
-    """Tukey's ladder of powers on features that are never negative: z ** power, and log at 0.
+    """Tukey's power transform of features that are never negative: z ** power; the logarithm if power is 0.
 
-    The floor keeps the gradient finite where a unit is dead; without one, such a unit stays exactly 0.
+    The floor keeps the gradient finite where a unit is 0; with floor 0 such a unit stays exactly 0.
 
     >>> tukey(torch.tensor([4.0, 9.0]), 0.5)
     tensor([2.0000, 3.0000])

@@ -1,6 +1,6 @@
-"""Linear algebra on symmetric positive definite matrices: Cholesky in float64, and a cache for what is solved.
+"""Linear algebra on symmetric positive definite matrices: Cholesky in float64, and a cache for solutions.
 
-Inputs may be batches of matrices [..., d, d]. Errors and warnings name the matrix. Nothing here learns or holds state.
+Inputs may be batches of matrices [..., d, d]. Errors and warnings name the matrix.
 """
 
 import logging
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger(__name__)
-_FLOOR = 1e-10  # of the largest eigenvalue, what smaller ones are raised to where a matrix is not definite
+_FLOOR = 1e-10  # smallest eigenvalue of a matrix that is not definite, relative to the largest
 T = TypeVar("T")
 
 
@@ -45,8 +45,8 @@ def solve(matrix: Tensor, right: Tensor, what: str) -> Tensor:
 def inverse_root(matrix: Tensor, what: str) -> Tensor:
     """A float64 A [..., d, d] with A^T A = matrix^-1, so that |A v|^2 is the squared Mahalanobis length of v.
 
-    A matrix that is not definite has its eigenvalues raised to 1e-10 of the largest, with a warning: the
-    length stays positive, as a distance must.
+    The eigenvalues of a matrix that is not definite are raised to 1e-10 of the largest, with a warning, because a
+    distance must be positive.
     """
     matrix = _symmetric(matrix, what)
     factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -86,10 +86,10 @@ def oas(covariance: Tensor, n: int) -> Tensor:
 
 
 class Cached(Generic[T]):
-    """A value that depends on some tensors, kept until one of them is changed, replaced or moved.
+    """A value computed from some tensors, cached until one of them is changed, replaced or moved.
 
-    It notices by itself (torch counts in-place changes), so updates, loading and moving need not announce
-    themselves. It is no state: a copy or a saved learner computes it again.
+    Changes are detected automatically (torch counts in-place changes). The value is not part of the state: a copy or a
+    loaded learner computes it again.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Cached(Generic[T]):
         self._value: T | None = None
 
     def get(self, tensors: tuple[Tensor, ...], compute: Callable[[], T], variant: object = None) -> T:
-        """The value for these tensors as they are now, in the form named by ``variant`` (a dtype, say)."""
+        """The value for the current tensors; ``variant`` (for example a dtype) tells different values apart."""
         known = self._variant == variant and len(self._key) == len(tensors)
         known = known and all(
             tensor is kept and tensor._version == version for tensor, (kept, version) in zip(tensors, self._key)

@@ -1,9 +1,9 @@
-"""Stored exemplars: only for the baselines that are allowed to keep images.
+"""Stored exemplars, for the baselines that keep images.
 
-A memory holds ``uint8`` images with their class columns in buffers of fixed size, so its bytes are bounded from the
-start and it is saved with the learner. :class:`Reservoir` keeps a uniform sample of everything offered;
-:class:`BalancedMemory` keeps classes equally large. The functions below look at a model after a step that is not taken:
-it keeps its parameters, gradients and batch statistics.
+A memory holds ``uint8`` images with their class columns in buffers of fixed size, so its size is bounded and it is
+saved with the learner. :class:`Reservoir` keeps a uniform sample of everything offered; :class:`BalancedMemory` keeps
+classes equally large. The functions below evaluate a model after a hypothetical step, without changing its parameters,
+gradients or batch statistics.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class Memory(nn.Module):
         return slots[rank < per_class]
 
     def write(self, x: Tensor, columns: Tensor, slots: Tensor) -> None:
-        """Put images into slots; a slot at or above ``size`` drops its image, of equal slots the last wins."""
+        """Write images to slots. A slot of ``size`` or more drops its image; of equal slots the last is written."""
         last = {slot: i for i, slot in enumerate(slots.tolist()) if slot < self.size}
         if not last:
             return
@@ -78,7 +78,7 @@ class Reservoir(Memory):
 
 
 class BalancedMemory(Memory):
-    """GDumb's greedy sampler: a class below its equal share gets in, at the cost of the class that has most."""
+    """GDumb's greedy sampler: an image of a class below its equal share replaces one of the largest class."""
 
     arrival: Tensor  # int64 [M], number of the offer that filled the slot
 
@@ -98,7 +98,7 @@ class BalancedMemory(Memory):
             self.seen += 1
 
     def _evict(self, counts: dict[int, int], column: int, generator: torch.Generator) -> int:
-        """The slot of a random image of the largest class; equally large classes draw lots."""
+        """The slot of a random image of the largest class; a random one of equally large classes."""
         if column not in counts and len(counts) >= self.size:
             raise ValueError(
                 f"memory_size {self.size} cannot hold {len(counts) + 1} classes: give at least one slot a class"
@@ -141,7 +141,7 @@ def moved(parameters: Mapping[str, Tensor], gradient: Mapping[str, Tensor], lr: 
 
 @torch.no_grad()
 def look(model: nn.Module, x: Tensor, parameters: Mapping[str, Tensor]) -> Any:
-    """What ``model`` answers with other parameters. Batch statistics, if it is training, move only in a copy."""
+    """The output of ``model`` with other parameters. In training mode only a copy of its batch statistics changes."""
     named = dict(model.named_buffers())
     copies = {name: named[name].clone() for name in named if "running_" in name or "num_batches" in name}
     return functional_call(model, {**copies, **parameters}, (x,))

@@ -1,13 +1,12 @@
-"""Ridge regression to one-hot labels from a stream, in two forms with one answer, and the random layer.
+"""Ridge regression to one-hot labels from a stream, in two equivalent forms, and the random layer.
 
 With expanded features h [M] and a column for each class, both forms hold what is needed for
 
     W = (sum h h^T + ridge I)^-1  sum h onehot(y)^T            [M, K]
 
-:class:`RidgeStats` keeps the two sums, which simply add up, and solves when asked. :class:`RecursiveRidge`
-keeps the inverse and W themselves and never solves more than a batch. All in float64, so the order of samples
-and the batch size do not matter beyond rounding, and a class that comes late equals one whose column was
-there from the start."""
+:class:`RidgeStats` keeps the two sums and solves when W is needed. :class:`RecursiveRidge` keeps the inverse and W and
+solves a system of the batch's size only. Both use float64, so the order of samples and the batch size matter only up to
+rounding, and a class that arrives late gives the same result as one whose column was there from the start."""
 
 import math
 from typing import Literal
@@ -24,7 +23,7 @@ _SYMMETRISE_EVERY = 100
 
 
 class Expansion(nn.Module):
-    """A fixed random layer, h = activation(z P); with ``width`` 0 it is not there and h = z.
+    """A fixed random layer, h = activation(z P); with ``width`` 0 there is no layer and h = z.
 
     ``init`` draws P: ``normal`` from N(0, 1), ``uniform`` from +-1/sqrt(dim) as torch's linear layer does.
     """
@@ -60,7 +59,7 @@ class Expansion(nn.Module):
 
 
 class RidgeStats(nn.Module):
-    """Sums over a stream from which the ridge solution follows; sums of shards add up to the whole's."""
+    """Sums over a stream that determine the ridge solution; sums of parts of a stream can be added."""
 
     gram: Tensor  # float64 [M, M], sum of h h^T
     cross: Tensor  # float64 [M, K], sum of h onehot^T
@@ -74,7 +73,7 @@ class RidgeStats(nn.Module):
         self.register_buffer("count", torch.zeros(0, dtype=torch.int64))
 
     def grow(self, n: int) -> None:
-        """Room for ``n`` more classes."""
+        """Add ``n`` classes."""
         self.cross = torch.cat([self.cross, self.cross.new_zeros(self.dim, n)], dim=1)
         self.count = torch.cat([self.count, self.count.new_zeros(n)])
 
@@ -92,11 +91,11 @@ class RidgeStats(nn.Module):
         self._add(other, columns, 1)
 
     def subtract(self, other: "RidgeStats", columns: Tensor | None = None) -> None:
-        """Undo ``merge(other, columns)``, to rounding."""
+        """Undo ``merge(other, columns)``, up to rounding."""
         self._add(other, columns, -1)
 
     def remove(self, column: int) -> None:
-        """Take out a class's own sum; what its samples gave to the Gram matrix cannot be told apart and stays."""
+        """Remove a class's own sum; its part of the Gram matrix cannot be separated and stays."""
         keep = torch.arange(len(self.count), device=self.count.device) != column
         self.cross, self.count = self.cross[:, keep], self.count[keep]
 
@@ -121,7 +120,7 @@ def choose_ridge(fit: RidgeStats, held_out: RidgeStats, grid: tuple[float, ...] 
     """The ridge whose solution on ``fit`` has the least squared error on ``held_out``, and all the errors.
 
     The error needs no sample: with sums G, Q of n held-out samples and C classes it is
-    (tr W^T G W - 2 tr W^T Q + n) / (n C). One eigendecomposition serves the whole grid.
+    (tr W^T G W - 2 tr W^T Q + n) / (n C). One eigendecomposition is enough for all ridges.
     """
     values, vectors = torch.linalg.eigh((fit.gram + fit.gram.T) / 2)
     values = values.clamp_min(0)
@@ -155,7 +154,7 @@ def balanced(scores: Tensor, count: Tensor, balance: float) -> Tensor:
 
 
 class RecursiveRidge(nn.Module):
-    """The ridge solution kept up to date by recursive least squares: no solve larger than a batch, ever."""
+    """The ridge solution by recursive least squares; it solves systems of the batch's size only."""
 
     inverse: Tensor  # float64 [M, M], (sum h h^T + ridge I)^-1
     weight: Tensor  # float64 [M, K]
@@ -173,13 +172,13 @@ class RecursiveRidge(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def grow(self, n: int) -> None:
-        """Room for ``n`` more classes, with weight 0."""
+        """Add ``n`` classes with weight 0."""
         self.weight = torch.cat([self.weight, self.weight.new_zeros(self.dim, n)], dim=1)
         self.count = torch.cat([self.count, self.count.new_zeros(n)])
 
     @torch.no_grad()
     def update(self, h: Tensor, columns: Tensor) -> None:
-        """Fold in features [B, M] of the classes in ``columns`` [B].
+        """Add features [B, M] of the classes in ``columns`` [B].
 
         With A = R h^T and K = (I + h R h^T)^-1: R <- R - A K A^T, and the W update uses the new R, whose
         product R h^T equals A K.
