@@ -59,7 +59,7 @@ def load(name: str, *, root: Path | None = None, **options: JSON) -> Dataset:
 
 
 def about(name: str) -> str:
-    """The first line of what a data set's module says about itself."""
+    """The first line of the docstring of a data set's module."""
     loader = by_name(name, DATASETS, "data set")
     owner = importlib.import_module(f"nocl.data.{loader.name}") if isinstance(loader, _Lazy) else loader
     return (inspect.getdoc(owner) or name).splitlines()[0].rstrip(".").replace("``", "")

@@ -1,6 +1,6 @@
-"""Decoded images on disk: one memory-mapped ``uint8`` array per set, built once, whole or absent.
+"""Decoded images on disk: one memory-mapped ``uint8`` array for each set, built once, written whole or not at all.
 
-A cache is named after a hash of everything that decides its pixels, so that a changed source gets a new one.
+The name of a cache file is a hash of everything that determines its pixels, so a changed source gets a new file.
 Any of these files may be deleted at any time; it is then built again.
 """
 
@@ -23,12 +23,12 @@ from nocl.plumbing.types import JSON
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1  # raise when the same sources would give other pixels
+_FORMAT = 1  # increase when the same sources would give other pixels
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A memory-mapped array and what its builder had to say about it."""
+    """A memory-mapped array and the notes of its builder."""
 
     images: NDArray[np.uint8]  # [N, 3, H, W], read only
     notes: dict[str, Any]
@@ -43,7 +43,7 @@ def stored(name: str, key: JSON, size: int, expected: int, build: Callable[[Bina
     """The images ``[N, 3, size, size]`` of that key, built by ``build`` if they are not there.
 
     ``build`` writes rows in order to the file it gets and returns its notes; ``expected`` rows decide how
-    much room the disk must have. When two processes want the same array, one builds and the other waits.
+    much room the disk must have. If two processes need the same array, one builds it and the other waits.
     """
     stem = cache_root() / f"{name}-{digest([_FORMAT, size, key])}"
     found = _read(stem, size)
@@ -57,7 +57,7 @@ def stored(name: str, key: JSON, size: int, expected: int, build: Callable[[Bina
             write_atomically(stem.with_suffix(".npy"), lambda file: _write(file, stem, size, build))
             found = _read(stem, size)
     if found is None:
-        raise OSError(f"{stem}.npy: not readable right after it was written; is the disk in order?")
+        raise OSError(f"{stem}.npy: not readable right after it was written; check the disk")
     return found
 
 
@@ -88,7 +88,7 @@ def _write(file: BinaryIO, stem: Path, size: int, build: Callable[[BinaryIO], di
     _write_header(file, count, size)
     if file.tell() != start:
         raise RuntimeError(f"{stem.name}: a header for {count} rows does not fit where it was written")
-    write_json(stem.with_suffix(".json"), notes)  # before the array appears, which means that all is there
+    write_json(stem.with_suffix(".json"), notes)  # before the array: its existence means that all files are complete
 
 
 def _write_header(file: BinaryIO, count: int, size: int) -> None:

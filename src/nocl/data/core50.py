@@ -1,10 +1,10 @@
 """CORe50 (Lomonaco and Maltoni 2017): 50 household objects, 11 recording sessions, frames of 128x128.
 
-Read from ``root/core50_128x128/s<session>/o<object>/C_<ss>_<oo>_<fff>.png``. Recording sessions 3, 7 and 10
-are the test set, as its authors set it. Where their ``paths.pkl``, ``LUP.pkl`` and ``labels.pkl`` lie beside
-(or in) that folder, frames and split come from those (scenario ``ni``, run 0, which has every frame once). Classes
-are numbered by object either way: ``labels.pkl`` numbers them anew in some scenarios and runs, so it is only checked
-to tell the same objects apart.
+Read from ``root/core50_128x128/s<session>/o<object>/C_<ss>_<oo>_<fff>.png``. Recording sessions 3, 7 and 10 are the
+test set, as its authors set it. Where their ``paths.pkl``, ``LUP.pkl`` and ``labels.pkl`` lie beside (or in) that
+folder, frames and split come from those (scenario ``ni``, run 0, which has every frame once). Classes are numbered by
+object in both cases: ``labels.pkl`` uses other numbers in some scenarios and runs, so it is only checked that it
+distinguishes the same objects.
 """
 
 import re
@@ -100,7 +100,7 @@ def _run(content: Any) -> Sequence[Sequence[int]]:
 
 
 def _numbered(entries: Sequence[tuple[str, bool | None]], folder: Path) -> list[_Frame]:
-    """Frames with what their names say; recording sessions decide the split where no list does."""
+    """Frames with the numbers in their names; without a list, recording sessions decide the split."""
     frames = []
     for name, is_test in entries:
         match = _FRAME.fullmatch(name)

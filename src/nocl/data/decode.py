@@ -1,4 +1,4 @@
-"""Image files to pixels: one file right or refused with a reason, many files in parallel into the cache."""
+"""Image files to pixels: one file, decoded or refused with a reason; many files, in parallel into the cache."""
 
 import logging
 import os
@@ -20,12 +20,12 @@ from nocl.plumbing.types import JSON
 
 log = logging.getLogger(__name__)
 
-PIXEL_LIMIT = 80_000_000  # per file: a bomb of a few kilobytes would otherwise fill the memory
+PIXEL_LIMIT = 80_000_000  # of one file: a few malicious kilobytes could otherwise fill the memory
 # crop: keep the proportions and the middle square; squash: keep everything; photo: the inner 7/8 of the middle square,
 # bicubic, as networks of ImageNet are tested (short side to size * 256 / 224, then a crop of the centre)
 Fit = Literal["crop", "squash", "photo"]
 
-_LARGE = 4_000_000  # pixels above which an image is brought down in steps, to save memory
+_LARGE = 4_000_000  # larger images are reduced in steps, to save memory
 # Memory of Pillow's image and the decoder's own: measured (tests/data/test_decode.py), with a margin.
 _BYTES_A_PIXEL = {"WEBP": 17, "AVIF": 13, "JPEG2000": 22, "TIFF": 8}  # 6 for the others
 _STRIP_BYTES = 12 << 20
@@ -41,7 +41,7 @@ _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA"
 
 
 class BadImageError(ValueError):
-    """A file that is not a whole image of a kind we can show right."""
+    """A file that is not a complete image in a supported format."""
 
 
 class BadImagesError(ValueError):
@@ -65,9 +65,9 @@ def decode(
 
 
 def decoding_bytes(source: Path | BinaryIO, size: int, *, pixel_limit: int = PIXEL_LIMIT) -> int:
-    """How much memory ``decode`` will need at most, about, found without making any pixels."""
+    """About how much memory ``decode`` needs at most, found without decoding."""
     form = _webp_sides(source)
-    if form is not None:  # Pillow makes room for the whole canvas as soon as it opens one
+    if form is not None:  # Pillow allocates the whole canvas when it opens the file
         _check_pixels(*form, pixel_limit)
         return _cost("WEBP", form[0] * form[1], False)
     with _opened(source, pixel_limit) as image:
@@ -76,7 +76,7 @@ def decoding_bytes(source: Path | BinaryIO, size: int, *, pixel_limit: int = PIX
             pixels = max(pixels, _tile_pixels(image))
         progressive = bool(image.info.get("progressive"))
         if image.format in ("JPEG", "MPO") and not progressive:
-            _reduce_while_reading(image, size)  # a progressive one is in memory whole, whatever is asked of it
+            _reduce_while_reading(image, size)  # a progressive JPEG is always decoded at full size
             pixels = image.width * image.height
         return _cost(image.format or "", pixels, progressive)
 
@@ -95,7 +95,7 @@ def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.ui
 
 @contextmanager
 def _opened(source: Path | BinaryIO, pixel_limit: int) -> Iterator[Image.Image]:
-    """The image of a file, its size checked before pixels exist; whatever is wrong with it is a BadImageError."""
+    """Open an image file and check its size before decoding; every problem is a BadImageError."""
     try:
         if (sides := _webp_sides(source)) is not None:
             _check_pixels(*sides, pixel_limit)
@@ -112,7 +112,7 @@ def _opened(source: Path | BinaryIO, pixel_limit: int) -> Iterator[Image.Image]:
         raise BadImageError("no such file") from None
     except Image.DecompressionBombError:
         raise BadImageError(f"more pixels than the limit of {pixel_limit}") from None
-    except Exception as error:  # decoders fail in many ways on damaged files, all of them meaning the same
+    except Exception as error:  # decoders raise many kinds of errors for damaged files
         raise BadImageError(f"damaged: {error}") from error
 
 
@@ -132,7 +132,7 @@ def _webp_sides(source: Path | BinaryIO) -> tuple[int, int] | None:
         source.seek(0)
     if len(head) < 30 or head[:4] != b"RIFF" or head[8:12] != b"WEBP":
         return None
-    if head[12:16] == b"VP8X":  # the canvas, which an animation's frames may be much smaller than
+    if head[12:16] == b"VP8X":  # of the canvas; frames of an animation may be much smaller
         return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
     if head[12:16] == b"VP8L":
         bits = int.from_bytes(head[21:25], "little")
@@ -141,24 +141,24 @@ def _webp_sides(source: Path | BinaryIO) -> tuple[int, int] | None:
 
 
 def _tile_pixels(image: Image.Image) -> int:
-    """The pixels of one tile of a TIFF: libtiff makes room for a whole one, even where the image is smaller."""
+    """The pixels of one tile of a TIFF: libtiff allocates a whole tile, even if the image is smaller."""
     tags = getattr(image, "tag_v2", {})
     return int(tags.get(322, 0)) * int(tags.get(323, 0))
 
 
 def _reduce_while_reading(image: Image.Image, size: int) -> None:
-    """Have a large JPEG decoded at a half, a quarter or an eighth, still at least twice as large as needed."""
+    """Decode a large JPEG at a half, a quarter or an eighth of its size, at least twice as large as needed."""
     if image.width * image.height > _LARGE:
-        image.draft(None, (2 * size, 2 * size))  # does nothing to other formats
+        image.draft(None, (2 * size, 2 * size))  # no effect on other formats
 
 
 def _cost(form: str, pixels: int, progressive: bool) -> int:
     each = 7 if progressive else _BYTES_A_PIXEL.get(form, 6)
-    return _STRIP_BYTES + each * pixels + (16 * pixels if pixels <= _LARGE else 0)  # larger ones go strip by strip
+    return _STRIP_BYTES + each * pixels + (16 * pixels if pixels <= _LARGE else 0)  # larger ones: by strips
 
 
 def _shrunk(image: Image.Image, size: int, fit: Fit) -> Image.Image:
-    """A large image as RGB, brought near the wanted size strip by strip: it is never in memory twice."""
+    """A large image as RGB, reduced strip by strip so that it is never in memory twice."""
     left, top, right, bottom = 0, 0, image.width, image.height
     if fit != "squash":
         side = min(image.size)
@@ -193,7 +193,7 @@ class DecodedFiles:
 def decode_files(
     name: str, base: Path, files: Sequence[Path], *, size: int, fit: Fit, skip_bad: bool = False
 ) -> DecodedFiles:
-    """All files, decoded once and memory-mapped; other names, sizes or times of files make it anew.
+    """All files, decoded once and memory-mapped; decoded again if names, sizes or times of files change.
 
     ``skip_bad`` leaves out files that cannot be decoded, with a warning; otherwise they raise BadImagesError.
     """
@@ -205,7 +205,7 @@ def decode_files(
 
     def build(file: BinaryIO) -> dict[str, JSON]:
         bad = _write_rows(file, name, files, size, fit)
-        if bad and not skip_bad:  # nothing is kept: the files may be mended without a new time
+        if bad and not skip_bad:  # nothing is cached: a file may be corrected without a new time
             raise BadImagesError({str(files[i]): reason for i, reason in bad.items()})
         return {"bad": {names[i]: reason for i, reason in bad.items()}}
 
@@ -219,7 +219,7 @@ def decode_files(
 
 
 def _write_rows(file: BinaryIO, name: str, files: Sequence[Path], size: int, fit: Fit) -> dict[int, str]:
-    """Write one row per file, black where the file is bad; the reasons by position."""
+    """Write one row for each file, black if the file is bad; returns the reasons by position."""
     bad: dict[int, str] = {}
     black = bytes(3 * size * size)
     results = track(_in_parallel(files, size, fit), f"decoding {name}", total=len(files))
@@ -233,7 +233,7 @@ def _write_rows(file: BinaryIO, name: str, files: Sequence[Path], size: int, fit
 
 
 def _in_parallel(files: Sequence[Path], size: int, fit: Fit) -> Iterator[NDArray[np.uint8] | BadImageError]:
-    """Results in order, few of them waiting. Threads are enough: Pillow decodes outside Python's lock."""
+    """Results in order, with few in memory. Threads are enough: Pillow decodes without Python's global lock."""
     workers = min(16, os.cpu_count() or 1)
     waiting: deque[Future[NDArray[np.uint8] | BadImageError]] = deque()
     with ThreadPoolExecutor(workers) as pool:
@@ -258,11 +258,11 @@ def _formats() -> list[str]:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Red, green and blue of 8 bits from whatever the file holds."""
+    """Convert any pixel format to 8-bit RGB."""
     if image.mode.startswith("I"):
         return _from_deep_grey(image)
     if image.mode == "F":
-        raise BadImageError("floating-point pixels have no agreed white; save it with 8 or 16 bits")
+        raise BadImageError("floating-point pixels have no defined white; save it with 8 or 16 bits")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         ground = Image.new("RGBA", layer.size, (255, 255, 255, 255))
@@ -274,7 +274,7 @@ def _from_deep_grey(image: Image.Image) -> Image.Image:
     """16-bit grey, scaled so that 65535 is white; Pillow's own conversion would clip it at 255."""
     values: NDArray[Any] = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
-        raise BadImageError("pixels beyond 16 bits have no agreed white; save it with 8 or 16 bits")
+        raise BadImageError("pixels of more than 16 bits have no defined white; save it with 8 or 16 bits")
     return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
 
 

@@ -1,4 +1,4 @@
-"""Fetch a data set's archive: resumed where it broke off, checked against its published hash, then unpacked.
+"""Download a data set's archive: resumed after an interruption, checked against its published hash, then unpacked.
 
 Nothing that is already there is deleted or overwritten: neither an archive with another hash nor an unpacked file.
 """
@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 class DownloadError(OSError):
-    """A file that could not be fetched; the message says what to do instead."""
+    """A file that could not be downloaded; the message says what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ BY_HAND = {
 
 
 def get(name: str, root: Path) -> list[Path]:
-    """Fetch and unpack a data set under ``root``; the files that were written, none if all were there."""
+    """Download and unpack a data set under ``root``; returns the files written, none if all were there."""
     if name not in ARCHIVES:
         if name not in DATASETS:
             raise UnknownNameError(unknown(name, DATASETS, "data set"))
@@ -82,7 +82,7 @@ def get(name: str, root: Path) -> list[Path]:
 
 
 def fetch(archive: Archive, folder: Path) -> Path:
-    """The archive in ``folder``, downloaded unless it is there; what came of a broken download is used."""
+    """The archive in ``folder``; downloaded if it is missing, continuing an interrupted download."""
     target = folder / archive.filename
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(target.name + ".lock")):
@@ -109,7 +109,7 @@ def fetch(archive: Archive, folder: Path) -> Path:
 
 
 def unpack(archive: Path, members: list[str], root: Path) -> list[Path]:
-    """Write these members, by their names, under ``root``; no other path of the archive is looked at."""
+    """Write these members under ``root`` by their names; other members of the archive are ignored."""
     try:
         with tarfile.open(archive) as tar:
             for member in members:
@@ -123,12 +123,12 @@ def unpack(archive: Path, members: list[str], root: Path) -> list[Path]:
 
 
 def _complete(archive: Archive, part: Path, target: Path) -> None:
-    """Download until ``part`` is as long as the archive, going on where a connection broke off."""
+    """Download until ``part`` is as long as the archive, continuing after interruptions."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             _download(archive, part)
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # nothing beyond what we have: the hash will tell
+            if error.code == 416:  # no more bytes; the hash check decides
                 return
             reason: object = f"{error.code} {error.reason}"
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""Features of a whole data set, computed once by one network and kept as memory-mapped files.
+"""Features of a whole data set, computed once by one network and cached as memory-mapped files.
 
 A :class:`FeatureData` is a data set whose rows are features in place of images, so that streams cut and shuffle it
 as they do images. The network is a file, or by the word ``pretrained`` the one whose weights belong to its name. The
@@ -93,10 +93,10 @@ def extract(
         "backbone": backbone,
         "stages": None if stages is None else list(stages),
     }
-    if engine != "torch":  # the usual values are left out, so that features of before are found
+    if engine != "torch":  # default values are left out, so that older cached features are found
         key["engine"] = engine
     folder = (cache or default_cache()) / f"features-{digest(key)}"
-    if not (folder / ABOUT).exists():  # written last: without it the rest may be of a broken attempt
+    if not (folder / ABOUT).exists():  # written last: without it the other files may be incomplete
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock"):
             if not (folder / ABOUT).exists():
@@ -118,7 +118,7 @@ def extract(
 
 
 def _trained(network: Path) -> dict[str, JSON]:
-    """How the network was trained, where its file says it as a recipe of this package."""
+    """How the network was trained, if its file has a recipe of this package."""
     recipe = None if str(network) == nets.PRETRAINED else read_tensors(network)[1].get("recipe")
     names = ("objective", "epochs", "schedule")
     return {"trained": {name: recipe.get(name) for name in names}} if isinstance(recipe, dict) else {}

@@ -6,9 +6,9 @@ as well; those fonts have an encoding of their own, in which only these characte
 them.
 
 The characters were chosen from 306 candidates: a greedy pass, letters first, kept those
-that at least twelve faces have and that resemble no earlier one in any two faces, up to a turn of 15 degrees
-or a mirror (learners may flip their training images). The list was then cut to a hundred, and a few of the
-closest pairs broken up, by hand. What holds is what ``tests/test_glyphs.py`` measures on the final hundred.
+that at least twelve faces have and that are not similar to an earlier one in any two faces, up to a rotation by 15
+degrees or a mirror image (learners may flip their training images). The list was then shortened to a hundred by hand,
+also to remove a few of the most similar pairs. ``tests/data/test_glyphs.py`` measures the final hundred.
 """
 
 from functools import cache

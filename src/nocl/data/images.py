@@ -1,4 +1,4 @@
-"""Labelled images as arrays: what every data set becomes, in memory or memory-mapped."""
+"""Labelled images as arrays, in memory or memory-mapped: the form of every data set."""
 
 import hashlib
 import mmap
@@ -14,7 +14,7 @@ from nocl.plumbing.types import JSON, Batch
 
 
 class MissingDataError(FileNotFoundError):
-    """A data set whose files are not where they were looked for; says which and where to put them."""
+    """Files of a data set are missing; the message says which and where to put them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class ImageSet:
         return int(self.images.shape[2]), int(self.images.shape[3])
 
     def take(self, positions: NDArray[np.integer] | Sequence[int]) -> Batch:
-        """A batch of copies, in the order asked for."""
+        """A batch with copies of these images, in this order."""
         positions = np.asarray(positions, dtype=np.int64)
         x = torch.from_numpy(np.asarray(self.images[self.rows[positions]]))
         _release(self.images)
@@ -82,7 +82,7 @@ class ImageSet:
 def _release(images: NDArray[np.uint8]) -> None:
     """Unmap the pages of a memory-mapped file that were read, so that a long stream does not fill the memory.
 
-    They stay in the system's page cache, from which a second read takes them.
+    They stay in the system's page cache, so a second read is fast.
     """
     if isinstance(images.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         images.base.madvise(mmap.MADV_DONTNEED)
@@ -116,7 +116,7 @@ class Dataset:
 
     @property
     def made_by(self) -> dict[str, JSON]:
-        """What made the rows, where they are not the images themselves; part of every stream's description."""
+        """How the rows were made if they are not images; part of every stream's description."""
         return {}
 
     @cached_property

@@ -1,13 +1,13 @@
 """Mini-ImageNet (Vinyals et al. 2016; lists of Ravi and Larochelle 2017): 100 classes of 600 images, 84x84.
 
-Read from any of its public shapes, whichever is under ``root/mini_imagenet`` (or ``mini-imagenet``,
+Read from any of its public formats, whichever is under ``root/mini_imagenet`` (or ``mini-imagenet``,
 ``miniImageNet``, or ``root`` itself):
 
 1. ``mini-imagenet-cache-{train,val,test}.pkl``, each with 64, 16 or 20 of the classes;
 2. ``{train,val,test}.csv`` (columns ``filename,label``) with an ``images/`` folder;
 3. ``train/<wnid>/*`` and ``val/<wnid>/*``, 500 and 100 images of every class.
 
-Shapes 1 and 2 split classes, not images. There the labels follow the lists (train, val, test; wnids in order
+Formats 1 and 2 split classes, not images. There the labels follow the lists (train, val, test; wnids in order
 within each), each class is shuffled by a generator used for nothing else (seed 0), and its first sixth is the
 test set.
 The reference code draws that shuffle from the global generator, so its split depends on what ran before.
@@ -38,7 +38,7 @@ _LISTS = ("train", "val", "test")
 
 
 def mini_imagenet(*, root: Path) -> Dataset:
-    """Mini-ImageNet from whichever public shape is under ``root``."""
+    """Mini-ImageNet from whichever public format is under ``root``."""
     folder, reader = _find(root)
     return reader(folder)
 

@@ -1,8 +1,7 @@
-"""Read the pickles in which public data sets come, without letting them run anything.
+"""Read the pickle files of public data sets without running code from them.
 
-A pickle may name any function of any module and have it called. Here the only names answered are those
-that a plain numpy array consists of; every other name stops the reading with :class:`UnsafePickleError`
-before anything is called. Not for files of our own: those are safetensors and JSON.
+A pickle can call any function of any module. Here only the names that plain numpy arrays need are allowed; every other
+name raises :class:`UnsafePickleError` before anything is called. Our own files are safetensors and JSON.
 """
 
 import pickle
@@ -20,7 +19,7 @@ _DEEPEST = 20  # dictionaries within dictionaries
 
 
 class UnsafePickleError(ValueError):
-    """A pickle that asks for more than arrays, numbers, text and their containers."""
+    """A pickle with more than arrays, numbers, text and their containers."""
 
 
 def read_pickle(path: Path) -> Any:
@@ -34,7 +33,7 @@ def read_pickle(path: Path) -> Any:
         raise UnsafePickleError(f"{path}: {error}") from None
     except OSError:
         raise
-    except Exception as error:  # damaged pickles fail in any of a dozen ways, all of them meaning the same
+    except Exception as error:  # damaged pickles raise many kinds of errors
         raise DamagedFileError(f"{path}: not a whole pickle ({error}); copy it again") from error
 
 
@@ -53,7 +52,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 class _Callable:
-    """A function that a pickle may call but not look into or change."""
+    """A function that a pickle may call but neither inspect nor change."""
 
     __slots__ = ("_function",)
 
@@ -88,7 +87,7 @@ class _TypeCode:
 
 
 class _Array(np.ndarray[Any, Any]):
-    """An array on its way: empty until the pickle gives it shape, type and content."""
+    """An array under construction: empty until the pickle gives it shape, type and content."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         shape, kind, is_fortran, raw = state[-4:]
@@ -131,7 +130,7 @@ def _not_called(*_: Any) -> None:
 
 
 _ALLOWED: dict[tuple[str, str], _Callable] = {
-    ("numpy", "ndarray"): _Callable(_not_called),  # only ever named, as the kind of array to start
+    ("numpy", "ndarray"): _Callable(_not_called),  # only its name is used, never called
     ("numpy", "dtype"): _Callable(_TypeCode),
     ("numpy.core.multiarray", "_reconstruct"): _Callable(_start_array),
     ("numpy._core.multiarray", "_reconstruct"): _Callable(_start_array),

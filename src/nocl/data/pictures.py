@@ -1,7 +1,7 @@
-"""Whatever a user calls a picture, as the batch a learner takes: ``uint8 [B, 3, size, size]``.
+"""A user's pictures of any kind as a learner's input: ``uint8 [B, 3, size, size]``.
 
 Arrays and tensors (one image or a batch, channels first or last), PIL images, paths and the bytes of a file, one or a
-list of them. Everything that is not already of the right size goes the one way that files go, through
+list of them. Images of another size are resized like files, by
 :mod:`nocl.data.decode`.
 """
 
@@ -22,7 +22,7 @@ Pictures = Picture | Sequence[Picture]
 
 
 def batch_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Tensor:
-    """All of them as one batch; a bad one is an error that says which and why."""
+    """All pictures as one batch; an error names a bad one and the reason."""
     rows = list(pixels_of(pictures, size, fit))
     if not rows:
         return torch.zeros(0, 3, size, size, dtype=torch.uint8)

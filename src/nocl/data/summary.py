@@ -1,4 +1,4 @@
-"""What a data set holds, in numbers: for a look at it, and to see that two machines have the same one."""
+"""A data set in numbers: to look at it, and to see whether two machines have the same one."""
 
 import numpy as np
 

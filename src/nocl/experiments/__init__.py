@@ -1,1 +1,1 @@
-"""Many runs: a run as a description, grids of them, comparisons on stored features, tuning, the paper's tables."""
+"""Many runs: the description of a run (Job), grids of runs, comparisons on one network, tuning, the paper's tables."""

@@ -1,9 +1,9 @@
 """Choosing a method's parameters on the base session alone: a small copy of the whole problem made of base classes.
 
-Nothing of the novel classes and no test image is touched. The base classes' training images become a data set of
+No image of a novel class and no test image is used. The base classes' training images become a data set of
 their own (:func:`base_only`): part of each class is held out as its test images, and
 :func:`~nocl.streams.class_incremental` splits the classes into pseudo-base and pseudo-novel ones. A network trained on
-the pseudo-base part has never met the pseudo-novel classes nor the held-out images, so base and novel classes differ
+the pseudo-base part has not seen the pseudo-novel classes or the held-out images, so base and novel classes differ
 in the copy as they do in the real run.
 """
 

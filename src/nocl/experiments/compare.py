@@ -4,10 +4,11 @@ Features come from one network and are computed once, or from a file of embeddin
 :class:`Job` on them. So differences between methods cannot come from the network, and a run costs what the method
 costs.
 
-A method that wants a projection or heads beside the network (DSR, NCM behind a projection) has them trained on the
-stored features of the base classes: ``recipe.head_epochs`` over the one view each feature is of, see
-:func:`nocl.pretrain.heads_on_features`. A run through images draws augmented views instead, so the two agree where the
-recipe has one plain view (``ce`` without ``augment``) and one batch; results on features say ``heads`` in ``base``.
+If a method needs a projection or heads besides the network (DSR, NCM with a projection), these are trained on the
+stored features of the base classes for ``recipe.head_epochs``, with one view of each image, see
+:func:`nocl.pretrain.heads_on_features`. A run on images uses augmented views instead, so both agree only if the recipe
+has one view without augmentation (``ce`` without ``augment``) and one batch; results on features say ``heads`` in
+``base``.
 """
 
 import re
@@ -25,8 +26,8 @@ from nocl.results import RunResult
 def read_method(text: str, like: Job) -> Job:
     """``like`` with the method in a text such as ``slda`` or ``slda@covariance=fixed,update=official``.
 
-    Values are JSON or plain text. ``preset`` takes the method's named settings. A wrong name is an error now, not when
-    its turn comes.
+    Values are JSON or plain text. ``preset`` takes the method's named settings. An unknown name is an error at once,
+    not after the other runs.
 
     >>> job = read_method("ranpac@expansion=500,ridge=0.1", Job("ncm", network_from="net.safetensors"))
     >>> job.method, job.params
@@ -42,9 +43,9 @@ def read_method(text: str, like: Job) -> Job:
 
 
 def jobs_of(methods: Sequence[str], like: Job, partitions: Sequence[str], orders: int) -> list[Job]:
-    """Every method with every partition in every order; ``like`` says the rest. A leak is refused before anything runs.
+    """A job for every method, partition and order; other settings as in ``like``. A leak is refused before any run.
 
-    Learners keep one seed, so that methods and orders can be told from chance.
+    All learners have the same seed.
     """
     found = [
         replace(one, partition=partition, order_seed=order)
@@ -56,7 +57,7 @@ def jobs_of(methods: Sequence[str], like: Job, partitions: Sequence[str], orders
 
 
 def bound(like: Job, path: Path) -> RunResult:
-    """The joint linear probe of the last stage's features, from an earlier time if it is in that file."""
+    """The joint linear probe of the last stage's features; read from that file if it is there."""
     features = _last_stage(like)
     if path.exists():
         found = RunResult.load(path)

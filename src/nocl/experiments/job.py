@@ -1,4 +1,4 @@
-"""One run as a plain description: what to build and on what, enough to do it again, and nothing measured yet.
+"""The description of one run: all settings that are needed to repeat it, and nothing measured.
 
 Every command describes its runs this way and performs them by :meth:`Job.run`: `nocl run`, `compare`, `reproduce`,
 `tune`, on this machine or on a cluster.
@@ -30,10 +30,10 @@ from nocl.streams import Stream, arrange, class_incremental, parse_plan
 
 FILE = "run.json"
 PRESET = "nocl preset"
-FEATURES_AT_ONCE = 500  # learned together by methods whose answer does not depend on it
+FEATURES_AT_ONCE = 500  # batch size for methods whose result does not depend on it
 TESTED_AT_ONCE = 2000  # features; of images, as many as `run` takes by default
 _NOT_IDENTITY = ("root", "device", "feature_cache", "allow_leak")
-_UNSET: dict[str, JSON] = {  # left out where they have this value, so that runs of before keep their names
+_UNSET: dict[str, JSON] = {  # left out if they have this value, so that older runs keep their names
     "engine": "torch", "arrivals": "", "test_every": 0, "network_from": None, "copy_partition": None,
     "copy_holdout": 0.2, "foreign_order": False,
 }  # fmt: skip
@@ -52,7 +52,8 @@ class Job:
     features already. ``copy_partition`` runs on the small copy of the problem that is made of the base classes'
     training images alone, for choosing parameters.
 
-    ``root``, ``feature_cache`` and ``device`` say where data lie and where to compute. They are not identity.
+    ``root``, ``feature_cache`` and ``device`` say where data are and where to compute. They are not part of a run's
+    identity.
     """
 
     method: str
@@ -78,7 +79,7 @@ class Job:
     copy_holdout: float = 0.2  # the part of each class in that copy that is tested on
 
     def __post_init__(self) -> None:
-        """A wrong name is an error before any data are loaded."""
+        """Check all names before any data are loaded."""
         if self.arrivals:
             parse_plan(self.arrivals)
         if self.test_every < 0:
@@ -103,7 +104,7 @@ class Job:
         cache: Path | None = None,
         on_session: Callable[[RunResult], None] | None = None,
     ) -> RunResult:
-        """Perform the run; arguments as of :func:`nocl.run.run`. With a folder it goes on where it stood.
+        """Do the run; arguments as in :func:`nocl.run.run`. With a folder, an interrupted run continues.
 
         With a cache, runs on the same features share what a method learns in the base session.
         """
@@ -156,7 +157,7 @@ class Job:
         return data.load(self.dataset, root=None if self.root is None else Path(self.root), **self.options)
 
     def check_order(self) -> None:
-        """Refuse a given network whose classes this stream would bring as novel ones, before anything is computed."""
+        """Refuse a given network that was trained on novel classes of this stream, before anything is computed."""
         images = self.images()
         if isinstance(images, FeatureData):
             self._cut_on((), images)
@@ -174,11 +175,11 @@ class Job:
         return learner.to(self.device)
 
     def on_features(self) -> bool:
-        """Whether the run needs no more of the images than the features of the given network."""
+        """True if the run needs only the features of the given network, not the images."""
         return (self.network_from is not None or self._on_vectors()) and takes_features(self._on_images(32))
 
     def chosen(self) -> dict[str, JSON]:
-        """Parameters that are not the method's defaults. What the user set stands over the preset."""
+        """Parameters that are not the method's defaults. The user's settings override the preset."""
         return over(self._preset(), self.params)
 
     def name(self) -> str:
@@ -190,7 +191,7 @@ class Job:
         return f"{method}-{dataset}-{kind}-seed{self.seed}{order}-{self.digest()[:8]}"
 
     def digest(self) -> str:
-        """Content hash of everything that decides the result; a network's file counts by what it holds."""
+        """Hash of everything that determines the result; of a network's file, its content."""
         identity: dict[str, JSON] = {
             name: value
             for name, value in asdict(self).items()
@@ -231,7 +232,7 @@ class Job:
         return make(self.method, **self._arguments(image_size, novel))
 
     def _given(self, learner: Learner) -> dict[str, JSON]:
-        """What puts the learner on the given network: its features, of the stages that the learner takes, or itself."""
+        """Parameters that put the learner on the given network: on its features, or on the network itself."""
         if not takes_features(learner):
             return {"weights": self.network_from}
         kept = {name: value for name, value in learner.get_params().items() if name == "stages" and value is not None}
@@ -246,7 +247,7 @@ class Job:
         return self.dataset == embeddings.NAME
 
     def _for_vectors(self) -> dict[str, JSON]:
-        """What embeddings ask of a learner: their length, and a power of 1 where values below 0 allow no other."""
+        """Parameters of a learner on embeddings: their length, and power 1 if there are negative values."""
         rows = self.images() if self._on_vectors() else None
         if not isinstance(rows, embeddings.Embeddings):
             return {}
@@ -296,7 +297,7 @@ class Job:
 
 
 def takes_features(learner: Learner) -> TypeGuard[FrozenLearner]:
-    """Whether a learner asks no more of the images than their features, the base session included."""
+    """True if a learner needs only features of the images, also in the base session."""
     if not isinstance(learner, FrozenLearner) or learner.sees_images:
         return False
     return not learner.needs_heads() or trains_on_features(learner.full_recipe)
@@ -307,7 +308,7 @@ def _content(path: str) -> str:
 
 
 def over(preset: dict[str, JSON], params: dict[str, JSON]) -> dict[str, JSON]:
-    """Parameters with those of a preset where they are silent, in the recipe too.
+    """A preset's parameters, overridden by the given ones, also inside the recipe.
 
     >>> over({"rho": 1, "recipe": {"tau": 0.07}}, {"rho": 2, "recipe": {"epochs": 3}})
     {'rho': 2, 'recipe': {'tau': 0.07, 'epochs': 3}}

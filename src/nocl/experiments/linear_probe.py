@@ -1,7 +1,7 @@
 """The joint linear probe: logistic regression on the features of all classes at once, in many passes.
 
-It breaks every rule of the setting on purpose and so bounds what any *linear* rule on the same features can do.
-Methods that expand features or measure with a covariance of each class are not linear in them and may pass it.
+It sees all data at once, on purpose: it is an upper bound for *linear* classifiers of the same features. Methods that
+expand features or use a covariance of each class are not linear in them and may be better.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def linear_probe(
     aside, kept = order[: len(y) // 5], order[len(y) // 5 :]
     accuracies: dict[float, float] = {}
     start = torch.zeros(n_classes, z.shape[1] + 1, dtype=z.dtype)
-    for penalty in sorted(penalties, reverse=True):  # from the easiest to the hardest, each from the one before
+    for penalty in sorted(penalties, reverse=True):  # from strong to weak, each starting from the one before
         start = _fit(z[kept], y[kept], start, penalty, iterations)
         answer = (z[aside] @ start[:, :-1].T + start[:, -1]).argmax(1)
         accuracies[penalty] = float((answer == y[aside]).double().mean())
@@ -82,7 +82,7 @@ def _fit(z: Tensor, y: Tensor, start: Tensor, penalty: float, iterations: int) -
 
 
 def joint_probe(data: FeatureData, *, seed: int = 0) -> RunResult:
-    """The probe as a run of one session that brings all classes."""
+    """The probe as the result of a run with one session of all classes."""
     start = perf_counter()
     labels = tuple(range(data.n_classes))
     probe = linear_probe(*tensors(data.train), data.n_classes, seed=seed)

@@ -1,4 +1,4 @@
-"""The stream of a run on a given network: its classes stay the base classes, an order permutes what follows.
+"""The stream of a run on a given network: its classes are the base classes, and an order permutes the others.
 
 One network file belongs to one set of base classes. A class that is novel in the stream and was trained on by the
 network is a leak: refused unless allowed, and then counted in the stream's description, which every result carries.

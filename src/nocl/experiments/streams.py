@@ -1,7 +1,8 @@
 """The table and figure of methods on every kind of stream, from the results of `nocl reproduce streams`.
 
-A column is a method with its settings, a line a stream; one table a measure, mean and 95 % interval over seeds. What
-was not run is empty. The figure has A_last over the streams: what does not depend on the order is a flat line.
+A column is a method with its settings, a row is a stream; one table for each measure: mean and 95 % interval over
+seeds. What was not run is empty. The figure has A_last over the streams: what does not depend on the order is a flat
+line.
 """
 
 import json
@@ -71,7 +72,7 @@ def write_streams(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Ru
 
 
 def tables(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Run]) -> list[Table]:
-    """One table a measure: streams by methods."""
+    """One table for each measure: streams by methods."""
     found = []
     for measure in MEASURES:
         cells = [[_cell(experiment, row, stream, runs, measure) for row in rows] for stream in experiment.streams]
@@ -82,7 +83,7 @@ def tables(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Run]) -> 
 
 
 def records(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Run]) -> list[dict[str, JSON]]:
-    """One record a stream and row, with every measure; None where there is no value."""
+    """One record for each stream and row, with every measure; None if there is no value."""
     found = []
     for stream in experiment.streams:
         for row in rows:
@@ -97,7 +98,7 @@ def records(experiment: Experiment, rows: Sequence[Row], runs: Sequence[Run]) ->
 
 
 def measured(run: Run) -> dict[str, JSON]:
-    """What is worth keeping of one run, with all that is needed to run it again."""
+    """The results of one run, with all settings that are needed to repeat it."""
     result = run.result
     about = {key: value for key, value in result.stream.items() if key != "sessions"}
     tests = result.anytime
@@ -156,7 +157,7 @@ def _of(runs: Sequence[Run], row: Row, stream: str) -> list[RunResult]:
 
 
 def _lines(values: Sequence[Mapping[str, JSON]]) -> str:
-    """A JSON list with one value a line, so that a change shows which run changed."""
+    """A JSON list with one value on each line, so that a diff shows which run changed."""
     return "[\n" + ",\n".join(json.dumps(value, sort_keys=True) for value in values) + "\n]\n"
 
 

@@ -1,8 +1,9 @@
-"""Choosing hyper-parameters with Optuna on the base session alone; no novel class and no test image is touched.
+"""Choosing hyper-parameters with Optuna on the base session alone; no novel class and no test image is used.
 
 Each trial is an ordinary :class:`Job` on the small copy of the problem that ``base_copy`` makes of the base classes'
 training images: some of the classes are its base, the rest come in sessions. The first trial is the method's own
-defaults. The study lies in a folder, goes on there after a stop, and ends in a preset file for ``nocl run --preset``.
+defaults. The study is in a folder, continues there after an interruption, and ends with a preset file for ``nocl run
+--preset``.
 """
 
 import re
@@ -64,7 +65,7 @@ class Space:
         return found
 
     def holds(self, value: JSON) -> bool:
-        """Whether the value lies in the space."""
+        """True if the value is in the space."""
         if self.choices:
             return value in self.choices
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -111,7 +112,7 @@ def tune(job: Job, spaces: Sequence[Space], folder: Path, tuning: Tuning = Tunin
 
     states = optuna.trial.TrialState
     while _count(study, states.COMPLETE) < tuning.trials:
-        study.sampler = optuna.samplers.TPESampler(seed=job.seed + len(study.trials))  # also after a stop
+        study.sampler = optuna.samplers.TPESampler(seed=job.seed + len(study.trials))  # also if interrupted
         study.optimize(value, n_trials=1, catch=(ArithmeticError, ValueError, RuntimeError))
         if (failed := _count(study, states.FAIL)) >= 2 * tuning.trials:
             raise RuntimeError(f"{failed} trials failed: narrow the space; the reasons are in the messages above")

@@ -49,7 +49,7 @@ class ACIL(FrozenLearner):
     activation
         Of the random layer: ``relu`` (ACIL) or ``sigmoid`` (F-OAL).
     balance
-        How far scores are corrected for classes of unequal numbers of images, from 0 (the papers') to 1; see
+        How far scores are corrected for unequal numbers of images, from 0 to 1 (0 in the papers); see
         :func:`~nocl.stats.ridge.balanced`. The default was chosen on base classes (benchmarks/tune_balance.py).
     **common
         ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see

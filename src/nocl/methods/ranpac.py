@@ -50,7 +50,7 @@ class RanPAC(FrozenLearner):
     scaled
         Divide the random layer by the square root of the feature's length.
     balance
-        How far scores are corrected for classes of unequal numbers of images, from 0 (the paper's) to 1; see
+        How far scores are corrected for unequal numbers of images, from 0 to 1 (0 in the paper); see
         :func:`~nocl.stats.ridge.balanced`. The default was chosen on base classes (benchmarks/tune_balance.py).
     **common
         ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see

@@ -1,8 +1,8 @@
-"""Run many jobs: nothing twice, the rest after a crash, one failure beside the others, base networks shared.
+"""Run many jobs: none twice, resumable after a crash, one failure does not stop the others, base networks shared.
 
-A run's folder is named by the content of its job, so what is there is known without asking. Base networks lie in one
-cache; of the jobs that need the same one, the first trains it while the others wait for its lock. The engine is who
-computes: processes on this machine (``local``) or a Ray cluster (``ray``); the results are the same.
+The name of a run's folder is a hash of its job, so a finished run is found again. Base networks are in one cache; of
+the jobs that need the same one, the first trains it while the others wait for its lock. The engine says where runs are
+computed: in processes on this machine (``local``) or on a Ray cluster (``ray``); the results are the same.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ __all__ = ["ENGINES", "Engine", "Event", "Outcome", "cores", "finished", "folder
 
 @dataclass(frozen=True)
 class Engine:
-    """Who computes. ``workers`` runs at a time with ``threads`` each; by default they fill this machine's cores.
+    """Where runs are computed: ``workers`` at a time with ``threads`` each; by default all cores of this machine.
 
     For Ray: ``address`` of the cluster (none: a local one), GPUs of each run, and how often a lost run is tried again.
     """
@@ -60,7 +60,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: a result, or the traceback of its failure."""
+    """The outcome of a job: a result, or the traceback of its failure."""
 
     job: Job
     folder: Path
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def folder_of(job: Job, out: Path) -> Path:
-    """Where the grid in ``out`` keeps that job."""
+    """The folder of that job in the grid ``out``."""
     return out / RUNS / job.name()
 
 
@@ -84,7 +84,7 @@ def run_grid(
     on_event: Say | None = None,
     names: Sequence[str] | None = None,
 ) -> list[Outcome]:
-    """Perform all jobs that have no finished result in ``out``; one outcome a job, in their order.
+    """Do all jobs that have no finished result in ``out``; one outcome for each job, in their order.
 
     Event numbers are positions in ``jobs``. A job named twice is done once. ``keep_states`` keeps the learners of
     finished runs, which are large. Progress is reported under the jobs' ``names``.

@@ -1,7 +1,7 @@
 """The Ray engine: the same tasks on a Ray cluster, or on a local Ray. Results are those of the local engine.
 
-Ray starts a task again when the process or node that had it is lost; it goes on in the run's folder if that lies on
-a file system the nodes share, else from the start. Needs the extra ``ray``.
+Ray restarts a task when its process or node is lost; the run continues in its folder if the nodes share a file system,
+else from the start. Needs the extra ``ray``.
 """
 
 import traceback
@@ -41,7 +41,7 @@ def _perform_all(ray: Any, tasks: Sequence[Task], say: Say, gpus: float, retries
 
 
 def _outcome(ray: Any, reference: Any, task: Task) -> Event:
-    """Bring the result home."""
+    """Write the result to the local folder if the node could not."""
     try:
         found: dict[str, JSON] = ray.get(reference)
     except ray.exceptions.RayError as error:  # lost more often than the retries allow
@@ -63,12 +63,12 @@ def _tell_progress(task: Task, say: Say) -> None:
 
 
 def _work(task: Task) -> dict[str, JSON]:
-    """What runs on a node. An error of the run is an answer; only a lost process is tried again."""
+    """Runs on a node. An error of the run is returned as its result; only a lost process is tried again."""
     try:
         return {"result": perform(task, _say_nothing).to_json()}
-    except Exception:  # whatever a run raises must not stop the others: it is reported with its traceback
+    except Exception:  # any error of a run is reported with its traceback and must not stop the others
         return {"error": traceback.format_exc()}
 
 
 def _say_nothing(event: Event) -> None:
-    """Nodes have no way to speak but their result."""
+    """Ignore progress: a node can send its result only."""

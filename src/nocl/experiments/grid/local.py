@@ -1,8 +1,8 @@
-"""The local engine: one process a run, several at a time, each with its share of the cores.
+"""The local engine: one process for each run, several at a time, each with its share of the cores.
 
-A process of its own gives each run its own peak of memory, and one that dies, whatever killed it, takes nothing along.
-Processes are forked from a server that has imported everything. If that server is killed, the next start brings up
-another one; a run that was lost with it is reported as failed and the next call tries it again.
+In a separate process, the peak memory of a run can be measured, and a crash does not affect other runs. Processes are
+forked from a server that has imported everything. If that server is killed, the next start creates a new one; a run
+that was lost with it is reported as failed, and the next call tries it again.
 """
 
 import multiprocessing as mp
@@ -47,7 +47,7 @@ def run_locally(tasks: Sequence[Task], say: Say, workers: int) -> None:
 
 
 def _started(context: BaseContext, task: Task) -> tuple[Connection, BaseProcess]:
-    """A process at work on the task. A fork server that died meanwhile is started anew."""
+    """A running process for the task. A fork server that has died is started again."""
     for left in reversed(range(STARTS)):
         mine, theirs = context.Pipe(duplex=False)
         process: BaseProcess = context.Process(target=_work, args=(task, theirs), daemon=False)  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def _listen(pipe: Connection, task: Task, process: BaseProcess, say: Say) -> boo
     """Pass on one event; True if the task is over."""
     try:
         event: Event = pipe.recv()
-    except (EOFError, OSError):  # closed without a last word
+    except (EOFError, OSError):  # closed without a result
         process.join()
         event = Event(task.number, "failed", f"the process of this run died ({_why(process.exitcode)}); out of memory?")
     say(event)
@@ -93,14 +93,14 @@ def _context() -> BaseContext:
 
 
 def _work(task: Task, pipe: Connection) -> None:
-    """The body of one process. It ends when nobody listens any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grid decides, and it asks by SIGTERM
+    """The main function of one process. It ends when the grid is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grid ends this process by SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         perform(task, pipe.send)
     except BrokenPipeError:
         return  # the grid is gone; what is done so far is on disk
-    except Exception:  # whatever a run raises must not stop the others: it is reported with its traceback
+    except Exception:  # any error of a run is reported with its traceback and must not stop the others
         pipe.send(Event(task.number, "failed", traceback.format_exc()))
     else:
         pipe.send(Event(task.number, "done"))

@@ -1,4 +1,4 @@
-"""A grid's events as progress: one piece of work for all runs and one for each that is running."""
+"""A grid's events as progress: one bar for all runs and one for each that is running."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from nocl.plumbing.progress import current
 
 
 class Shown:
-    """Hand every event to :meth:`hear`; ``names`` are the jobs in a few words, by number."""
+    """Pass every event to :meth:`hear`; ``names`` are short names of the jobs, by number."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._reporter, self._over = names, current(), 0
@@ -16,7 +16,7 @@ class Shown:
         self._all = None if self._reporter is None else self._reporter.start("all runs", len(set(names)))
 
     def hear(self, event: Event) -> None:
-        """Show an event where progress goes; without a reporter, nowhere."""
+        """Show an event with the current reporter, if there is one."""
         reporter, name = self._reporter, self._names[event.number]
         if reporter is None or self._all is None:
             return

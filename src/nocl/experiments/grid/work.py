@@ -1,4 +1,4 @@
-"""One task of a grid, done in whatever process an engine gives it, and what it says on the way."""
+"""One task of a grid, done in the process of an engine, and its progress events."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ Say = Callable[[Event], None]
 
 
 def perform(task: Task, say: Say) -> RunResult:
-    """Run the job in its folder, from where an earlier attempt stood; two processes never share a folder."""
+    """Run the job in its folder, continuing an earlier attempt; two processes never use one folder."""
     torch.set_num_threads(task.threads)
     task.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(task.folder / "lock"), reporting(Sender(task.number, say)):
@@ -85,7 +85,7 @@ class Sender:
             self._tell(task, done, total)
 
     def stop(self, task: int, note: str = "") -> None:
-        """Nothing to say: the next piece of work speaks for itself."""
+        """No event: the next task reports itself."""
 
     def rename(self, task: int, description: str) -> None:
         self._open[task] = description
@@ -97,7 +97,7 @@ class Sender:
 
 @contextmanager
 def curves(task: Task) -> Iterator[Callable[[RunResult], None]]:
-    """Write Acc, base, novel, HM and time of each session, and the base loss, where the task's log wants them."""
+    """Write Acc, base, novel, HM and time of each session, and the base loss, to the task's log."""
     if task.log is None:
         yield lambda result: None
         return
