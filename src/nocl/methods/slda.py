@@ -47,8 +47,9 @@ class SLDA(FrozenLearner):
     power
         Power of the Tukey transform, from 0 to 2 (0: the logarithm); 1, the paper's, changes nothing.
     balance
-        1, the paper's: all classes are equally likely, whatever their numbers of images; 0: as likely as they were in
-        the stream; between: something of both. Chosen on base classes (benchmarks/tune_balance.py).
+        How far unequal numbers of images are ignored, from 0 to 1. 1, the paper's: all classes are equally likely,
+        whatever their numbers of images; 0: as likely as they were in the stream. Chosen on base classes
+        (benchmarks/tune_balance.py).
     **common
         ``stages``, ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see
         :class:`~nocl.learner.FrozenLearner`.
