@@ -13,6 +13,7 @@ from nocl.app.calibration import Calibration, auc, calibrate, fit_temperature
 from nocl.app.classifier import Classifier
 from nocl.app.sharing import label_of
 from nocl.data.decode import BadImageError
+from nocl.data.pictures import batch_of
 from nocl.learner import NotFittedError, UnsupportedError
 from tests.support.practice_models import (
     COLOURS,
@@ -36,6 +37,34 @@ def test_it_learns_predicts_and_scores_by_name() -> None:
     proba = model.predict_proba(pictures("red", 4, seed=1))
     assert proba.shape == (4, 3)
     np.testing.assert_allclose(proba.sum(1), 1)
+
+
+def test_fit_reads_files_as_their_turn_comes_and_learns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = folder_of(tmp_path, {"red": 30, "green": 30, "blue": 30})
+    files = sorted(root.rglob("*.png"))
+    names = [path.parent.name for path in files]
+    at_once: list[int] = []
+
+    def counted(pictures: Any, size: int, fit: Any) -> torch.Tensor:
+        rows = batch_of(pictures, size, fit)
+        at_once.append(len(rows))
+        return rows
+
+    ready = {"backbone": "cifar100", "engine": "torch", "holdout": 0.2}
+    together = Classifier("ncm", **ready).fit(batch_of(files, 32), names)
+    monkeypatch.setattr("nocl.data.pictures.batch_of", counted)
+    model = Classifier("ncm", **ready).fit(files, names)
+    assert same_bits(state(model), state(together))
+    assert model.calibration_ == together.calibration_
+    assert max(at_once) <= len(files) // 3
+    before = state(model)
+    files[40].write_bytes(b"no image")
+    with pytest.raises(BadImageError, match=files[40].name):
+        model.fit(files, names)
+    assert same_bits(state(model), before)
+    assert model.counts_ == together.counts_
 
 
 def test_one_image_adds_a_class_and_a_known_class_is_not_duplicated() -> None:

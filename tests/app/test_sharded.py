@@ -6,10 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from nocl.app.classifier import Classifier
-from nocl.app.sharded import learn_sharded, parts_folder
+from nocl.app.modelfile import parts_folder
+from nocl.app.sharded import learn_sharded
 from nocl.app.sources import open_source
+from nocl.cli import app
 from nocl.data.decode import BadImagesError
 from nocl.learner import UnsupportedError
 from nocl.plumbing.files import DamagedFileError
@@ -141,3 +144,17 @@ def _pixels(folder: Path) -> list[torch.Tensor]:
 
     source = open_source(folder)
     return [batch_of(path, 32) for path in source.files]  # type: ignore[attr-defined]
+
+
+def test_forgetting_a_class_deletes_the_parts_an_interrupted_command_left(
+    tmp_path: Path, images: Path, marks: Path
+) -> None:
+    path = model_file(tmp_path)
+    model = Classifier.load(path)
+    model.partial_fit(images / "red" / "0.png", "red")
+    model.save(path)
+    with pytest.raises(WorkFailedError):
+        learn_sharded(path, open_source(images), workers=1, part_size=5, prepare=LearnsTwo(marks))
+    assert parts_folder(path).exists()
+    assert CliRunner().invoke(app, ["forget", str(path), "red"]).exit_code == 0
+    assert not parts_folder(path).exists()

@@ -25,20 +25,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nocl.app import backbones, modelfile
-from nocl.app.calibration import Calibration, calibrate, hold_out
+from nocl.app.calibration import Calibration, hold_out
+from nocl.app.fitting import AT_ONCE, calibrate_on, fit_base, is_ready
 from nocl.app.sharing import Sharing, checked_history, label_of
 from nocl.data import ImageSet
 from nocl.data.decode import Fit
-from nocl.data.pictures import Pictures, batch_of
+from nocl.data.pictures import PictureFiles, Pictures, are_files, batch_of
 from nocl.learner import FrozenLearner, Learner, NotFittedError, UnsupportedError
 from nocl.methods import make
 from nocl.nets.engine import engine_named
-from nocl.plumbing.files import DamagedFileError, holding, write_atomically
+from nocl.plumbing.files import DamagedFileError, holding
 from nocl.plumbing.types import JSON
-from nocl.streams import RepeatableSession
 
 DEFAULT_METHOD = "rda"  # the best measured here without exemplars that can forget and merge exactly
-_AT_ONCE = 256  # images through the network together
 
 
 class Classifier(Sharing):
@@ -126,21 +125,26 @@ class Classifier(Sharing):
         return self._learner
 
     def fit(self, images: Pictures, names: str | Sequence[str], *, workdir: Path | None = None) -> "Classifier":
-        """Start anew from base images: train the network if it is to be trained, then learn and calibrate."""
-        x, y = self._batch(images, names)
-        if not len(x):
-            raise ValueError("fit needs at least one image")
+        """Start anew from base images: train the network if it is to be trained, then learn and calibrate.
+
+        A list of files is read as their turn comes, unless the network is trained on them. An error changes nothing.
+        """
         if not 0 <= self.holdout < 1:
             raise ValueError(f"holdout must be from 0 to below 1, not {self.holdout}")
-        self._reset()
-        labels = y.numpy()
-        kept, held = hold_out(labels, self.holdout, self.seed)
-        base = ImageSet.of(x.numpy(), labels)
         learner = self._build()
-        self._fit_base(learner, base.subset(kept), workdir)
-        self._learner = learner
-        if len(held):
-            self._calibrate(learner, *base.subset(held).take(np.arange(len(held))))
+        pictures = (
+            PictureFiles(images, self.size, self.fit_to_size) if are_files(images) and is_ready(learner) else None
+        )
+        x = self.read(images).numpy() if pictures is None else pictures.as_array()
+        if not len(x):
+            raise ValueError("fit needs at least one image")
+        labels = self._labels(names, len(x)).numpy()
+        kept, held = hold_out(labels, self.holdout, self.seed)
+        base = ImageSet.of(x, labels)
+        fit_base(learner, base.subset(kept), self.seed, workdir)
+        calibration = calibrate_on(learner, base.subset(held)) if len(held) else Calibration(1.0)
+        self._reset()
+        self._learner, self._calibration = learner, calibration
         learned = labels if isinstance(learner, FrozenLearner) else labels[kept]
         self._note(Counter(self._names[label] for label in learned.tolist()))
         return self
@@ -154,7 +158,7 @@ class Classifier(Sharing):
         if not len(x):
             raise ValueError("no images were given: give at least one picture, or leave the call out")
         learner = self._ready()
-        for rows_x, rows_y in zip(x.split(_AT_ONCE), y.split(_AT_ONCE)):
+        for rows_x, rows_y in zip(x.split(AT_ONCE), y.split(AT_ONCE)):
             learner.observe(rows_x, rows_y)
         self._note(Counter(self._names[label] for label in y.tolist()))
         return self
@@ -261,7 +265,7 @@ class Classifier(Sharing):
         """
         content, real = self.to_bytes(network=network), Path(path).resolve()
         with nullcontext() if held else holding(real):
-            write_atomically(real, lambda file: file.write(content), held=True)
+            modelfile.put(real, content)
 
     def to_bytes(self, *, network: Literal["whole", "name"] | None = None) -> bytes:
         """The content of the file that ``save`` writes."""
@@ -354,38 +358,22 @@ class Classifier(Sharing):
         if isinstance(learner, FrozenLearner):
             learner.engine = engine_named(self.engine)
 
-    def _fit_base(self, learner: Learner, base: ImageSet, workdir: Path | None) -> None:
-        classes = tuple(dict.fromkeys(base.labels.tolist()))
-        about: dict[str, JSON] = {"dataset": "your images", "fingerprint": base.content}
-        session = RepeatableSession(classes, base, min(100, max(2, len(base) // 4)), self.seed, about)
-        if learner.base_ and isinstance(learner, FrozenLearner):  # a network that is ready: nothing to train
-            learner.meet(classes)
-            learner.fit_base_features((learner.features(x), y) for x, y in session.epoch(0))
-        else:
-            learner.fit_base(session, workdir=workdir)
-        learner.eval()
-
-    def _calibrate(self, learner: Learner, x: Tensor, y: Tensor) -> None:
-        columns = torch.tensor([learner.classes_.tolist().index(label) for label in y.tolist()])
-        scores = torch.cat([learner.decision_function(rows).cpu() for rows in x.split(_AT_ONCE)])
-        self._calibration = calibrate(scores, columns)
-        if isinstance(learner, FrozenLearner):  # only now may the statistics take them in
-            for rows_x, rows_y in zip(x.split(_AT_ONCE), y.split(_AT_ONCE)):
-                learner.observe(rows_x, rows_y)
-
     def _batch(self, images: Pictures, names: str | Sequence[str]) -> tuple[Tensor, Tensor]:
         """Images and labels, all checked before anything changes."""
         x = self.read(images)
+        return x, self._labels(names, len(x))
+
+    def _labels(self, names: str | Sequence[str], count: int) -> Tensor:
         if not isinstance(names, Iterable):
             raise TypeError(
                 f"names must be one class name or one for each image ('mug', ['mug', 'cup']), not {names!r}"
             )
-        given = [names] * len(x) if isinstance(names, str) else [str(name) for name in names]
-        if len(given) != len(x):
-            raise ValueError(f"{len(x)} images need {len(x)} names, not {len(given)}")
+        given = [names] * count if isinstance(names, str) else [str(name) for name in names]
+        if len(given) != count:
+            raise ValueError(f"{count} images need {count} names, not {len(given)}")
         labels = {name: label_of(modelfile.check_name(name)) for name in dict.fromkeys(given)}
         self._names |= {label: name for name, label in labels.items()}
-        return x, torch.tensor([labels[name] for name in given], dtype=torch.int64)
+        return torch.tensor([labels[name] for name in given], dtype=torch.int64)
 
     @torch.no_grad()
     def _scores(self, images: Pictures) -> Tensor:
@@ -393,7 +381,7 @@ class Classifier(Sharing):
         if not len(learner.classes_):
             raise NotFittedError("every class has been forgotten: call partial_fit first")
         x = self.read(images)
-        parts = [learner.decision_function(rows).cpu() for rows in x.split(_AT_ONCE)] if len(x) else []
+        parts = [learner.decision_function(rows).cpu() for rows in x.split(AT_ONCE)] if len(x) else []
         return torch.cat(parts) if parts else torch.zeros(0, len(learner.classes_))
 
 

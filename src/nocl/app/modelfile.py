@@ -9,6 +9,7 @@ refused. A digest shows damage, not malice: who can write the file can write a m
 
 import math
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from nocl.methods import name_of, remake
 from nocl.methods._meaning import check_meaning
 from nocl.methods._saving import check_trust, check_types, only_trusted
 from nocl.nets import BACKBONES, split_side, state_digest
-from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.files import DamagedFileError, write_atomically
 from nocl.plumbing.sealed import NoLargerThan, read_sealed, sealed_bytes
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
@@ -222,6 +223,23 @@ def privacy(learner: Learner, counts: Mapping[str, int]) -> dict[str, JSON]:
         "forgets_exactly": learner.forgets_exactly,
         "single_image_classes": sum(count == 1 for count in counts.values()),
     }
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a model file that the caller holds, whole or not at all; delete what belongs to it as it was before."""
+    write_atomically(path, lambda file: file.write(content), held=True)
+    clear_parts(path)
+
+
+def parts_folder(path: Path) -> Path:
+    """Where parts that ``nocl learn --workers`` has finished wait for the others; delete it to give them up."""
+    real = path.resolve()
+    return real.with_name(f".{real.name}.parts")
+
+
+def clear_parts(path: Path) -> None:
+    """Delete the parts: they fit one state of the model only, and may hold statistics of a class forgotten since."""
+    shutil.rmtree(parts_folder(path), ignore_errors=True)
 
 
 def normalisation(learner: Learner) -> JSON:

@@ -8,7 +8,6 @@ is written once, at the end.
 
 import json
 import logging
-import shutil
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ def learn_sharded(
     empty = model.apart()  # refuses a method whose learning is not statistics
     slices = source.slices(part_size or max(SMALLEST, -(-len(source) // PARTS)))
     known = str(modelfile.describe(model_file)["digest"])
-    files = [parts_folder(model_file) / f"{digest([known, part.identity()])}.part" for part in slices]
+    files = [modelfile.parts_folder(model_file) / f"{digest([known, part.identity()])}.part" for part in slices]
     missing = [number for number, file in enumerate(files) if not _is_there(file, skip_bad)]
     log.info("%d of %d parts are there from an earlier attempt", len(slices) - len(missing), len(slices))
     settings = Settings(_file_of(empty), trust, device, _threads(workers, address))
@@ -86,16 +85,6 @@ def learn_sharded(
                 raise BadImagesError(learned.bad)
             _write_part(files[missing[number]], learned)
     return model, _merge(model, empty, files, source.shuffled(model.seed).names_in_order())
-
-
-def parts_folder(model_file: Path) -> Path:
-    """Where finished parts wait for the others. Delete it to give up an interrupted command."""
-    return model_file.with_name(f".{model_file.name}.parts")
-
-
-def clear_parts(model_file: Path) -> None:
-    """Delete the parts, once the model that holds them is written."""
-    shutil.rmtree(parts_folder(model_file), ignore_errors=True)
 
 
 def start_worker(settings: Settings) -> Work:

@@ -47,6 +47,19 @@ def read_folder(folder: Path, model: Classifier, skip_bad: bool) -> Iterator[tup
         print(f"nocl: left out {path}: {reason}", file=sys.stderr)
 
 
+def files_of(folder: Path, model: Classifier, skip_bad: bool) -> tuple[list[Path], list[str]]:
+    """A folder's images as paths, with class names; with ``skip_bad`` each is tried first, and named if left out."""
+    class_names, files, labels = class_files(folder)
+    named = [(path, class_names[label]) for path, label in zip(files, labels)]
+    for path, name in track(list(named), "checking images") if skip_bad else ():
+        try:
+            model.read(path)
+        except BadImageError as error:
+            print(f"nocl: left out {error}", file=sys.stderr)
+            named.remove((path, name))
+    return [path for path, _ in named], [name for _, name in named]
+
+
 def load_model(path: Path, trust: bool, device: str) -> Classifier:
     """A model as its file has it; lessons that only a service's journal has are named."""
     if has_lessons(journal_of(path)):

@@ -6,17 +6,17 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from nocl.app.backbones import DEFAULT as DEFAULT_BACKBONE
 from nocl.app.classifier import DEFAULT_METHOD, Classifier
+from nocl.app.modelfile import clear_parts
 from nocl.app.serve.journal import has_lessons
 from nocl.app.serve.store import Store, journal_of
-from nocl.app.sharded import clear_parts, learn_sharded
+from nocl.app.sharded import learn_sharded
 from nocl.app.sources import Bad, Source, open_source
 from nocl.app.watching import Watch
-from nocl.cli.pictures import Device, Folder, Model, SkipBad, Trust, load_model, measure, measured, read_folder, summary
+from nocl.cli.pictures import Device, Folder, Model, SkipBad, Trust, files_of, load_model, measure, measured, summary
 from nocl.cli.show import shown_progress
 from nocl.data.decode import BadImagesError
 from nocl.data.folder import has_splits
@@ -75,8 +75,8 @@ def fit(
         method, backbone=backbone, size=size, holdout=holdout, device=device, seed=seed,
         params=_settings(param), recipe=_settings(recipe),
     )  # fmt: skip
-    read = list(read_folder(folder / "train" if split else folder, model, skip_bad))
-    model.fit(torch.cat([x for x, _ in read]), [name for _, names in read for name in names])
+    with shown_progress():
+        model.fit(*files_of(folder / "train" if split else folder, model, skip_bad))
     model.save(output)
     print(f"{output}: {summary(model)}")
     if split:

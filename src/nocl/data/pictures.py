@@ -8,6 +8,7 @@ list of them. Images of another size are resized like files, by
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeGuard, cast
 
 import numpy as np
 import torch
@@ -27,6 +28,31 @@ def batch_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Tensor:
     if not rows:
         return torch.zeros(0, 3, size, size, dtype=torch.uint8)
     return torch.from_numpy(np.stack(rows))
+
+
+def are_files(pictures: Pictures) -> TypeGuard[Sequence[str | Path]]:
+    """Whether it is a list of paths."""
+    return isinstance(pictures, list | tuple) and all(isinstance(each, str | Path) for each in pictures)
+
+
+class PictureFiles:
+    """Files as if they were one array ``uint8 [N, 3, size, size]``: rows are read each time they are asked for."""
+
+    dtype, ndim, base = np.dtype(np.uint8), 4, None
+
+    def __init__(self, files: Sequence[str | Path], size: int, fit: Fit) -> None:
+        self.files, self.size, self.fit = [Path(file) for file in files], size, fit
+        self.shape = (len(files), 3, size, size)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return batch_of([self.files[row] for row in rows], self.size, self.fit).numpy()
+
+    def as_array(self) -> NDArray[np.uint8]:
+        """Itself, for an ``ImageSet``, which asks no more of an array than this."""
+        return cast("NDArray[np.uint8]", self)
 
 
 def pixels_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Iterator[NDArray[np.uint8]]:

@@ -220,7 +220,7 @@ def test_lessons_that_are_durable_are_not_reported_as_failed_when_a_forget_fails
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nocl.app.serve.store.write_atomically", full)
+    monkeypatch.setattr("nocl.app.modelfile.write_atomically", full)
     gate = threading.Event()
     learn = store.learn
     monkeypatch.setattr(store, "learn", lambda *given: (gate.wait(10), learn(*given))[1])

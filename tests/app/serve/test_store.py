@@ -288,7 +288,7 @@ def test_a_snapshot_that_fails_does_not_turn_a_durable_lesson_into_an_error(
 ) -> None:
     store = Store(path, snapshot_bytes=1)
     with monkeypatch.context() as patched:
-        patched.setattr("nocl.app.serve.store.write_atomically", _no_space)
+        patched.setattr("nocl.app.modelfile.write_atomically", _no_space)
         assert store.learn([(pictures("blue", 1), "blue")])[0].values["count"] == 1
         assert "stay in the journal" in (store.trouble or "")
         with pytest.raises(OSError, match="No space"):
@@ -309,7 +309,7 @@ def test_after_an_error_of_the_disk_itself_nothing_is_learned_until_a_restart(
     store = Store(path)
     store.learn([(pictures("blue", 1), "blue")])
     with monkeypatch.context() as patched:
-        patched.setattr("nocl.app.serve.store.write_atomically", _broken)
+        patched.setattr("nocl.app.modelfile.write_atomically", _broken)
         with pytest.raises(FailedDiskError):
             store.snapshot()
     for change in (lambda: store.learn([(pictures("red", 1), "red")]), lambda: store.forget("red"), store.snapshot):

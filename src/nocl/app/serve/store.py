@@ -22,11 +22,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from nocl.app import modelfile
 from nocl.app.classifier import Classifier
 from nocl.app.packing import pack, unpack
 from nocl.app.serve.journal import Answer, FailedDiskError, Journal
 from nocl.learner import UnsupportedError
-from nocl.plumbing.files import file_digest, hold, write_atomically
+from nocl.plumbing.files import file_digest, hold
 from nocl.plumbing.types import JSON
 
 log = logging.getLogger(__name__)
@@ -238,7 +239,7 @@ class Store:
         digest = hashlib.sha256(content).hexdigest()
         try:
             self._journal.announce(digest, answer)
-            write_atomically(self.path, lambda file: file.write(content), held=True)
+            modelfile.put(self.path, content)
         except OSError as error:
             in_place = _is_file_with(self.path, digest)  # renamed, and then the folder could not be flushed
             raise self._noted(error, failed=in_place) from error
