@@ -7,7 +7,8 @@ The vectors are features of CIFAR-100: the first images of each class, from the 
 classifier has its default parameters; nothing is chosen on test data. Linear models that need a scale get vectors
 standardised by all training data, which is more than a stream allows. Writes embeddings-BACKBONE.json after each
 classifier, so that an interrupted call goes on, and prints the table. Seconds are processor time of one thread; bytes
-are those of the pickled classifier.
+are those of the pickled classifier. ``--limit`` bounds the seconds that a classifier may learn, and those that it may
+answer; what needs more is reported as stopped.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from nocl import nets
 from nocl.app import weights
 from nocl.data import Dataset, ImageSet, load
 from nocl.methods.ncm import NCM
+from nocl.nets.engine import engine_named
 from nocl.plumbing.files import write_json
 from nocl.plumbing.types import JSON
 from nocl.pretrain import load_weights
@@ -40,7 +42,7 @@ from nocl.results import environment
 from nocl.sklearn import StreamingClassifier
 
 RESULTS = Path(__file__).parent / "results"
-AT_ONCE = 100
+AT_ONCE, ENGINE = 100, "onnx"
 Vectors = NDArray[np.float32]
 
 
@@ -134,7 +136,7 @@ def measure(contender: Contender, split: Split, limit: float) -> dict[str, JSON]
     if contender.scaled:
         scaler = StandardScaler().fit(x)
         x, test = scaler.transform(x), scaler.transform(test)
-    row: dict[str, JSON] = {"name": contender.name, "kind": contender.kind}
+    row: dict[str, JSON] = {"name": contender.name, "kind": contender.kind, "limit": limit}
     try:
         model = contender.build()
         row["seconds"] = round(_taught(contender, model, x, split.y, limit), 2)
@@ -186,6 +188,7 @@ def vectors_of(backbone: str, data: Dataset, train: int, test: int, cache: Path)
             load_weights(learner.network, weights.file(backbone))
         else:
             nets.load_pretrained(learner.network, backbone)
+        learner.engine = engine_named(ENGINE)
         parts = [*_features(learner, data.train, train), *_features(learner, data.test, test)]
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(path, x=parts[0], y=parts[1], test=parts[2], labels=parts[3])
@@ -234,13 +237,14 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     split = vectors_of(args.backbone, load("cifar100", root=args.data), args.train, args.test, args.cache)
     about = {"backbone": args.backbone, "train": args.train, "test": args.test, "dim": split.x.shape[1], "seed": 0}
+    about |= {"engine": ENGINE}
     path = RESULTS / f"embeddings-{args.backbone.replace('@', '-')}.json"
     found = known(path, about)
     for contender in CONTENDERS:
         if contender.key not in found and contender.kind in args.kinds:
-            found[contender.key] = measure(contender, split, args.limit)
+            found[contender.key] = measure(contender, split, args.limit) | {"environment": environment()}
             rows = [found[c.key] for c in CONTENDERS if c.key in found]
-            write_json(path, {**about, "environment": environment(), "rows": rows})  # type: ignore[dict-item]
+            write_json(path, {**about, "rows": rows})  # type: ignore[dict-item]
     print(table([found[c.key] for c in CONTENDERS if c.key in found]))
 
 

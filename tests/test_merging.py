@@ -103,6 +103,22 @@ def test_dsr_forgets_every_statistic_of_a_class_and_says_that_its_projection_kee
     assert learner.classes_.tolist() == [7, 9, 3]
 
 
+def test_forgetting_that_would_leave_a_trace_is_refused_where_exactness_is_asked_for() -> None:
+    for storage, exactly in (("full", True), ("shared", False)):
+        learner = make("rda", backbone="features:6", storage=storage)
+        assert isinstance(learner, FrozenLearner)
+        learner.learn(features(1, 8, 6), torch.tensor([0, 1] * 4))
+        if exactly:
+            learner.forget(0, exact=True)
+            assert learner.classes_.tolist() == [1]
+            continue
+        with pytest.raises(UnsupportedError, match=r"without a trace.*storage='full'"):
+            learner.forget(0, exact=True)
+        assert learner.classes_.tolist() == [0, 1]
+        learner.forget(0)
+        assert learner.classes_.tolist() == [1]
+
+
 def test_a_method_that_trains_its_network_says_what_it_cannot_do() -> None:
     learner = make("finetune", backbone="tiny_resnet18")
     with pytest.raises(UnsupportedError, match="Finetune as it is set cannot forget a class"):

@@ -88,10 +88,18 @@ class Merging(nn.Module):
             setattr(self, name, ClassStats(stats.dim, stats.spread).to(self.device))
 
     @torch.no_grad()
-    def forget(self, label: int) -> None:
-        """Remove a class and its statistics. A shared covariance may keep a trace of it: see ``forgets_exactly``."""
+    def forget(self, label: int, *, exact: bool = False) -> None:
+        """Remove a class and its statistics. A shared covariance may keep a trace of it: see ``forgets_exactly``.
+
+        With ``exact`` that is refused, and nothing changes.
+        """
         if not self.forgettable:
             self._need_statistics("forget a class")
+        if exact and not self.forgets_exactly:
+            raise UnsupportedError(
+                f"{type(self).__name__} as it is set cannot forget a class without a trace: it keeps {self.kept()}, "
+                "and what one class gave to the shared part is not known; use ncm, or rda with storage='full'"
+            )
         if label not in self._column:
             raise KeyError(f"class {label} was never met")
         column = self._column[label]

@@ -8,6 +8,7 @@ import pytest
 
 from nocl.data import load
 from nocl.data.embeddings import Embeddings
+from nocl.data.summary import summary
 from nocl.plumbing.files import DamagedFileError
 
 
@@ -52,6 +53,12 @@ def test_what_a_file_holds_identifies_it_and_a_changed_file_is_read_again(tmp_pa
     assert opened(file=written(tmp_path / "a.npz", each=6)).fingerprint != first.fingerprint
     assert not first.has_negative
     assert opened(file=written(tmp_path / "a.npz", X=-np.ones((15, 4), np.float32))).has_negative
+
+
+def test_a_look_at_the_file_counts_its_vectors(tmp_path: Path) -> None:
+    found = summary(opened(file=written(tmp_path / "a.npz", each=10)))
+    assert found["train"] == {"vectors": 24, "shape": [4], "per_class": [8, 8, 8]}
+    assert found["test"] == {"vectors": 6, "shape": [4], "per_class": [2, 2, 2]}
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -242,12 +242,16 @@ class Classifier(Sharing):
 
     # --- classes ----------------------------------------------------------------------------------------------
 
-    def forget(self, name: str) -> Self:
-        """Remove a class, its name and every statistic of it (what cannot be removed: ``describe()``)."""
+    def forget(self, name: str, *, exact: bool = False) -> Self:
+        """Remove a class, its name and every statistic of its own.
+
+        Where all classes share a covariance (``privacy()["forgets_exactly"]`` is false), what it gave to that stays;
+        ``exact`` refuses this and changes nothing.
+        """
         learner = self.learner_
         if name not in self.counts_:
             raise KeyError(f"no class {name!r}; there are: {', '.join(self.class_names[:20])}")
-        learner.forget(label_of(name))
+        learner.forget(label_of(name), exact=exact)
         del self._names[label_of(name)]
         self._counts.pop(name, None)
         for entry in self.history_:

@@ -68,6 +68,8 @@ def check(
 
 def _line(name: str, split: dict[str, JSON]) -> str:
     shape = "x".join(str(side) for side in cast("list[int]", split["shape"]))
+    if "vectors" in split:
+        return f"{name}: {split['vectors']} vectors of {shape} values"
     return (
         f"{name}: {split['images']} images {shape}, mean {split['mean']}, std {split['std']}, "
         f"content {split['content']}"

@@ -134,6 +134,7 @@ def learn(
 def forget(
     model_file: Model,
     name: Annotated[str, typer.Argument(help="The class to forget.")],
+    exact: Annotated[bool, typer.Option("--exact", help="Refuse if any trace of the class would stay.")] = False,
     trust: Trust = False,
 ) -> None:
     """Remove a class, its name and its statistics from a model."""
@@ -141,10 +142,12 @@ def forget(
     with holding(model_file):
         model = Classifier.load(model_file, trust=trust)
         try:
-            model.forget(name)
+            model.forget(name, exact=exact)
         except KeyError as error:
             raise ValueError(error.args[0]) from None
         model.save(model_file, held=True)
+    if not model.learner_.forgets_exactly:
+        print("its name, count and mean are gone; what it gave to the covariance that all classes share stays in it")
     print(f"{model_file}: {summary(model)}")
 
 

@@ -20,6 +20,9 @@ def summary(dataset: Dataset) -> dict[str, JSON]:
 
 
 def _split(images: ImageSet, n_classes: int) -> dict[str, JSON]:
+    per_class: list[JSON] = np.bincount(images.labels, minlength=n_classes).tolist()
+    if images.images.ndim == 2:
+        return {"vectors": len(images), "shape": [int(images.images.shape[1])], "per_class": per_class}
     count, total, squares = 0, np.zeros(3), np.zeros(3)
     for batch in images.batches(256):
         x = batch.x.numpy().astype(np.float64) / 255
@@ -31,7 +34,7 @@ def _split(images: ImageSet, n_classes: int) -> dict[str, JSON]:
     return {
         "images": len(images),
         "shape": [3, *images.size],
-        "per_class": np.bincount(images.labels, minlength=n_classes).tolist(),
+        "per_class": per_class,
         "mean": [round(float(value), 5) for value in mean],
         "std": [round(float(value), 5) for value in std],
         "content": images.content,
