@@ -42,11 +42,11 @@ def few(folder: Path, methods: tuple[str, ...], streams: tuple[str, ...], seeds:
 
 
 def test_the_experiments_have_the_methods_and_streams_they_promise() -> None:
-    wanted = {"ncm", "slda", "fecam", "ranpac", "acil", "foal", "gacl", "rda", "dsr"}
-    assert {row.label for row in find("streams").rows} == wanted | {"finetune", "scr"}
+    wanted = {"ncm", "slda", "fecam", "ranpac", "acil", "foal", "gacl", "rda", "dsr", "head", "er"}
+    assert {row.label for row in find("streams").rows} == wanted | {"scr"}
     assert {row.label for row in find("streams-pretrained").rows} == wanted
     runs = plan(find("streams"), Choice(seeds=(0, 1, 2)))
-    assert len(runs) == 9 * 7 * 3 + 2 * 2  # what trains the network has two streams and one seed
+    assert len(runs) == 11 * 7 * 3 + 1  # scr trains the network: one run
     assert {run.job.test_every for run in runs} == {2000}
     (foal,) = plan(find("streams"), Choice(methods=("foal",), streams=("ordered",)))
     assert (foal.job.method, foal.job.preset, foal.job.arrivals) == ("acil", "foal", "ordered")

@@ -10,7 +10,7 @@ from nocl.arrivals import STREAMS
 from nocl.experiments.paper.experiment import Experiment, Row
 from nocl.plumbing.types import JSON
 
-_ON_IMAGES = ("disjoint", "shuffled")  # what methods that train the network are run on: a quarter of an hour each
+_HEAD = "nocl.methods.online_head:OnlineHead"
 _STREAM_ROWS = (
     Row("ncm", "ncm"),
     Row("slda", "slda"),
@@ -21,9 +21,14 @@ _STREAM_ROWS = (
     Row("gacl", "acil", "gacl", {"expansion": 1000}),
     Row("rda", "rda"),
     Row("dsr", "dsr", params={"refine_every": 1000}),  # on every stream, for not all of them have sessions
-    Row("finetune", "finetune", streams=_ON_IMAGES, seeds=1),
-    Row("scr", "scr", params={"replay_batch": 10}, streams=_ON_IMAGES, seeds=1),  # 100 in the paper, for time
-)
+    Row("head", _HEAD),  # SGD on a linear head
+    Row("er", _HEAD, params={"memory_size": 1000}),  # the same with replay: the exemplars are stored features
+    # It trains the network. 100 in the paper, 2 x 2; and the one stream of few images: for time
+    Row(
+        "scr", "scr", params={"replay_batch": 10, "recipe": {"head_epochs": 1, "head_rounds": 1}},
+        streams=("long_tailed",), seeds=1,
+    ),
+)  # fmt: skip
 _PRETRAINED: dict[str, JSON] = {"backbone": "efficientnet_lite0@128"}
 _PRETRAINED_ROWS = (
     Row("ncm", "ncm", params=_PRETRAINED),
@@ -35,6 +40,8 @@ _PRETRAINED_ROWS = (
     Row("gacl", "acil", "gacl", {"expansion": 1000, **_PRETRAINED}),
     Row("rda", "rda", params=_PRETRAINED),
     Row("dsr", "dsr", params={"refine_every": 1000, "dim": 512, **_PRETRAINED}, seeds=1),  # 2,048 in the paper
+    Row("head", _HEAD, params=_PRETRAINED),
+    Row("er", _HEAD, params={"memory_size": 1000, **_PRETRAINED}),
 )
 _STREAMS = Experiment(
     "streams", "Methods on every kind of stream", _STREAM_ROWS, None, ("cifar100",), streams=tuple(STREAMS),
