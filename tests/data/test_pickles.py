@@ -2,6 +2,7 @@
 
 import collections
 import pickle
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,26 @@ def test_shared_dictionaries_are_read_in_time_and_cyclic_ones_refused(tmp_path: 
     for value in (cyclic, deep):
         with pytest.raises(UnsafePickleError, match="nested beyond any use"):
             read_pickle(write(tmp_path / "cyclic", pickle.dumps(value)))
+
+
+@pytest.mark.parametrize("raw", [b"\x80\x02Nr\xff\xff\xff\x0f.", b"Np300000000\n.", b"\x80\x04Nr\xff\xff\xff\x7f."])
+def test_a_few_bytes_cannot_ask_for_gigabytes(tmp_path: Path, raw: bytes) -> None:
+    """Python's reader makes room for as many remembered objects as the largest number says."""
+    path = tmp_path / "p"
+    path.write_bytes(raw)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="numbers an object"):
+        read_pickle(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_lists_within_themselves_and_shared_lists_are_read_in_time(tmp_path: Path) -> None:
+    """Lists are handed on as they are; what is looked into is bounded by the file."""
+    shared: list[object] = []
+    for _ in range(60):
+        shared = [shared, shared]
+    cyclic: list[object] = []
+    cyclic.append({"inside": cyclic})
+    for content in ({"a": shared}, {"b": cyclic}, {"c": (shared, {"d": cyclic})}):
+        (tmp_path / "p").write_bytes(pickle.dumps(content))
+        assert set(read_pickle(tmp_path / "p")) == set(content)

@@ -4,11 +4,13 @@ A pickle can call any function of any module. Here only the names that plain num
 name raises :class:`UnsafePickleError` before anything is called. Our own files are safetensors and JSON.
 """
 
+import os
 import pickle
+import pickletools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ def read_pickle(path: Path) -> Any:
     """The content of a pickle of Python 2 or 3, numpy 1 or 2; text keys are ``str`` in every case."""
     try:
         with open(path, "rb") as file:
+            _check_memo(file)
             # latin1 is how numpy recovers the bytes of an array that Python 2 stored as a string
             content = _ArrayUnpickler(file, encoding="latin1").load()
         return _with_text_keys(content)
@@ -35,6 +38,16 @@ def read_pickle(path: Path) -> Any:
         raise
     except Exception as error:  # damaged pickles raise many kinds of errors
         raise DamagedFileError(f"{path}: not a whole pickle ({error}); copy it again") from error
+
+
+def _check_memo(file: BinaryIO) -> None:
+    """Refuse a pickle that numbers an object beyond its own size: Python would make room for all numbers below."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    for operation, number, _ in pickletools.genops(file):
+        if "PUT" in operation.name and not 0 <= number <= size:
+            raise UnsafePickleError(f"the pickle numbers an object {number}; get the file from its official source")
+    file.seek(0)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
