@@ -45,7 +45,7 @@ def _check_memo(file: BinaryIO) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     for operation, number, _ in pickletools.genops(file):
-        if "PUT" in operation.name and not 0 <= number <= size:
+        if "PUT" in operation.name and not 0 <= int(number or 0) <= size:
             raise UnsafePickleError(f"the pickle numbers an object {number}; get the file from its official source")
     file.seek(0)
 
