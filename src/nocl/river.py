@@ -94,7 +94,7 @@ class Classifier(base.Classifier):  # type: ignore[misc]
         return self._vectors.labels[int(self._vectors.scores(self._row(x, self._names)).argmax())]
 
     def end_session(self) -> None:
-        """Say that the classes so far are complete, to methods that then do some work (rda with low rank)."""
+        """Tell the method that a session has ended; rda with low rank uses it."""
         if self._vectors is not None:
             self._vectors.end_session()
 
@@ -109,7 +109,7 @@ class Classifier(base.Classifier):  # type: ignore[misc]
             raise ValueError(f"features must be numbers: {error}") from None
         if not np.isfinite(row).all():
             name = names[int((~np.isfinite(row[0])).nonzero()[0][0])]
-            raise ValueError(f"feature {name!r} is {x.get(name)}, not a finite number; leave the sample out or mend it")
+            raise ValueError(f"feature {name!r} is {x.get(name)}, not a finite number; remove or correct it")
         return row
 
 

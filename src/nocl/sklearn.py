@@ -1,4 +1,4 @@
-"""A scikit-learn classifier that learns classes as they come: vectors in, labels of any kind out.
+"""A scikit-learn classifier that learns new classes at any time, on vectors, with labels of any kind.
 
     model = StreamingClassifier("rda").fit(X, y)
     model.partial_fit(X_new, y_new)       # new classes at any time; nothing of X is kept
@@ -94,7 +94,7 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # --- learning ---------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Start anew. What a method chooses or trains on its first classes (slda, ranpac, dsr), it does here."""
+        """Start again. Methods that choose or train something on their first classes (slda, ranpac, dsr) do it here."""
         X, y = self._checked(X, y, reset=True)
         vectors = self._build()
         vectors.fit(X, y.tolist())
@@ -104,8 +104,8 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Learn from vectors once: new classes are added, known ones improved.
 
-        ``classes`` are labels to announce. They are in ``classes_`` from then on, with probability 0 until they come; a
-        class that was not announced is welcome all the same.
+        ``classes`` are labels to announce. They are in ``classes_`` from then on, with probability 0 until they are
+        learned; other classes may be learned all the same.
         """
         first = not hasattr(self, "vectors_")
         X, y = self._checked(X, y, reset=first)
@@ -120,7 +120,7 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def end_session(self) -> Self:
-        """Say that the classes so far are complete, to methods that then do some work (dsr; rda with low rank)."""
+        """Tell the method that a session has ended; dsr, and rda with low rank, use it."""
         check_is_fitted(self)
         self.vectors_.end_session()
         return self
@@ -159,7 +159,7 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: str | Path, *, trust: bool = False, device: str = "cpu") -> Self:
-        """Read it back: it predicts and goes on learning as if never interrupted.
+        """Load a saved classifier; it predicts and continues learning as before.
 
         ``trust`` allows a method of your own, whose code is then imported and run.
         """

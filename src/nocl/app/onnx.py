@@ -2,7 +2,7 @@
 
 Input ``images``: uint8 [B, 3, size, size], as :mod:`nocl.data.pictures` makes them. Outputs ``scores`` [B, K] and
 ``probabilities`` [B, K]; the class names, in column order, are in the file's metadata under ``classes``. Any method
-whose scores are tensor arithmetic on the features can be exported; one that is not says so.
+whose scores are tensor operations on the features can be exported; others raise an error.
 """
 
 import importlib
@@ -38,7 +38,7 @@ class _Scorer(nn.Module):
 
 
 def export_onnx(model: Classifier, path: Path) -> None:
-    """Write the model as it predicts now; what it learns later needs another export."""
+    """Write the current model; export it again after it has learned more."""
     onnx = _needed("onnx")
     _needed("onnxscript")
     learner = model.learner_.copy_on_network()
@@ -54,7 +54,7 @@ def export_onnx(model: Classifier, path: Path) -> None:
                 scorer, (example,), input_names=["images"], output_names=["scores", "probabilities"],
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1 << 20)},), dynamo=True, verbose=False,
             )  # fmt: skip
-    except Exception as error:  # the exporter raises many kinds, all meaning that the scores cannot be traced
+    except Exception as error:  # the exporter raises many kinds of errors if scores cannot be traced
         raise UnsupportedError(f"method {model.method!r} cannot be exported to ONNX: {error}") from error
     proto: Any = program.model_proto  # type: ignore[union-attr]
     about = {"classes": json.dumps(model.class_names), "size": str(model.size), "method": model.method}

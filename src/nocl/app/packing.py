@@ -1,4 +1,4 @@
-"""What a group of lessons taught, as bytes for the journal: statistics, names and counts, never images."""
+"""What a classifier has learned from a group of images, as bytes for the journal: statistics, names, counts."""
 
 import json
 
@@ -26,7 +26,7 @@ def pack(part: Classifier) -> bytes:
 
 
 def unpack(payload: bytes, empty: Classifier) -> Classifier:
-    """What ``pack`` was given, on a copy of an empty classifier made by ``apart``."""
+    """The classifier that ``pack`` was given, as a copy of an empty one made by ``apart``."""
     part = empty.copy()
     learner = part.learner_
     counts = counts_in(payload)

@@ -1,9 +1,9 @@
-"""Learn with many processes or machines, exactly: each learns a part from nothing, and the parts are added up.
+"""Learn with many processes or machines: each learns a part from zero, and the parts are added.
 
-Statistics add up, so the result is that of one process, to rounding. The parts do not depend on the number of workers.
-A finished part is kept beside the model, named by the model's digest and by names, sizes and times of its files; an
-interrupted command therefore goes on where it was, and a part whose process dies is learned again. The model file
-is written once, at the end.
+Statistics can be added, so the result is that of one process, up to rounding. The parts do not depend on the number of
+workers. A finished part is kept beside the model, named by the model's digest and by names, sizes and times of its
+files; an interrupted command therefore continues, and a part whose process dies is learned again. The model file is
+written once, at the end.
 """
 
 import json
@@ -33,7 +33,7 @@ SMALLEST = 256  # samples of a part, below which starting it costs more than lea
 
 
 class Learned(NamedTuple):
-    """What a worker answers: the statistics of its part, and the files it left out."""
+    """The result of a worker: the statistics of its part, and the files it left out."""
 
     payload: bytes
     bad: Bad
@@ -119,7 +119,7 @@ def _start(
 
 
 def _answers(messages: Iterable[Message], pieces: Sequence[Source]) -> Iterator[tuple[int, Learned]]:
-    """The answers as they come. Progress counts samples of all workers; those of a part that is lost count once."""
+    """The results in the order in which they finish. Progress counts the samples of all workers."""
     told = [0] * len(pieces)
     with steps("learning", sum(map(len, pieces))) as advance:
         for number, value, over in messages:

@@ -1,7 +1,7 @@
-"""What models share: copies, parts learned apart and taken in, and merging models that come from one.
+"""Copying models, learning in parts, and merging models that were copied from one.
 
-Each model has a history: which images of which class were learned since which file. By it a merge knows what two models
-have in common, so that nothing counts twice. It holds ids and counts, never images.
+Each model has a history: how many images of each class were learned since which file. From it a merge knows what two
+models have in common, so that nothing counts twice. It has ids and counts, never images.
 """
 
 import copy
@@ -17,7 +17,7 @@ from nocl.learner import Learner
 
 
 class Sharing:
-    """The part of a classifier that copies, joins and keeps the history."""
+    """The part of a classifier that copies, merges and keeps the history."""
 
     _learner: Learner | None
     _names: dict[int, str]
@@ -40,16 +40,16 @@ class Sharing:
         def forget(self, name: str, *, exact: bool = False) -> Self: ...
 
     def merge(self, other: Self, common: Self | None = None) -> Self:
-        """Take in what another model with the same network learned from other images, exactly.
+        """Add what another model with the same network has learned from other images, exactly.
 
-        If both come from one model, what it knew must count once. Classes that only one of the two has seen since
-        then need nothing; for classes that both went on learning, give that model as ``common``.
+        If both were copied from one model, what that model knew must count once. This works by itself for classes that
+        only one of the two has learned since; for classes that both have learned, give that model as ``common``.
         """
         theirs = other.copy()
         self.learner_._check_mergeable(theirs.learner_)
         shared = self._ids() & other._ids()
         if common is not None and common._ids() != shared:
-            raise ValueError("common is not the model at which the two parted; it must be the last they share")
+            raise ValueError("common is not the model that both were copied from; it must be the last they share")
         if common is not None:
             theirs._take_away(common)
         elif shared:
@@ -61,7 +61,7 @@ class Sharing:
         return self
 
     def copy(self) -> Self:
-        """A copy that learns on its own; the network is shared, so the method must not train it."""
+        """An independent copy that shares the network; the method must not train it."""
         copied = copy.copy(self)
         copied._learner = self.learner_.copy_on_network()
         copied._names, copied._counts = dict(self._names), Counter(self._counts)
@@ -110,7 +110,7 @@ class Sharing:
         self._entry = None
 
     def _take_away(self, common: Self) -> None:
-        """Leave only what was learned after ``common``."""
+        """Remove everything that ``common`` had learned."""
         before = common.copy()
         for name in set(before.class_names) - set(self.class_names):
             before.forget(name)
@@ -121,7 +121,7 @@ class Sharing:
                 self.forget(name)
 
     def _drop_repeated(self, theirs: Self, shared: set[str]) -> None:
-        """Keep, of two models with a common past, each old class in the one that has seen all of its images."""
+        """Of two copies of one model, keep each old class in the one that has seen all of its images."""
         past = _counted(self, shared) | _counted(theirs, shared)  # the larger: one may have forgotten a class
         mine_grew = {name for name in past if self._counts[name] > past[name]}
         theirs_grew = {name for name in past if theirs._counts[name] > past[name]}
@@ -142,7 +142,7 @@ def _counted(model: Sharing, ids: set[str]) -> Counter[str]:
 
 
 def label_of(name: str) -> int:
-    """The number by which learners know a class name: the same in every model, 53 bits of its SHA-256."""
+    """The label of a class name, the same in every model: 53 bits of its SHA-256."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 11
 
 

@@ -1,7 +1,7 @@
-"""What a model can learn from in parts: a folder of images, or a file of embeddings.
+"""What a model can learn in parts: a folder of images, or a file of embeddings.
 
-A source can be cut into slices by class order and hands each to a classifier, batch by batch. It is small and can be
-sent to another process: the images or vectors are read there.
+A source can be divided into slices in class order and gives each to a classifier, batch by batch. It is small and can
+be sent to another process, which reads the images or vectors.
 """
 
 from abc import ABC, abstractmethod
@@ -43,11 +43,11 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> JSON:
-        """What tells these samples from others without reading them: names, sizes and times of files."""
+        """Identifies these samples without reading them: names, sizes and times of files."""
 
     @abstractmethod
     def teach(self, model: Classifier, say: Callable[[int], None]) -> Bad:
-        """Hand all samples to the model, saying after each batch how many it had. Returns what was left out."""
+        """Let the model learn all samples; reports the size of each batch. Returns what was left out."""
 
     def slices(self, size: int) -> list[Self]:
         """Slices of at most ``size`` samples in class order: each has few classes, so its statistics are small."""
@@ -55,7 +55,7 @@ class Source(ABC):
         return [self.taken(everything[start : start + size]) for start in range(0, len(self), size)]
 
     def shuffled(self, seed: int) -> Self:
-        """In the order in which one process learns them."""
+        """The samples in the order in which one process learns them."""
         return self.taken(torch.randperm(len(self), generator=generator(seed, "learn")).numpy())
 
     def names_in_order(self) -> list[str]:
@@ -150,5 +150,5 @@ def _finite_rows(vectors: Vectors, rows: NDArray[np.int64]) -> Tensor:
     values = np.asarray(vectors.x[rows], dtype=np.float32)
     finite = np.isfinite(values).all(1)
     if not finite.all():
-        raise ValueError(f"{vectors.path}: row {rows[~finite][0]} of X holds NaN or infinity; leave it out or mend it")
+        raise ValueError(f"{vectors.path}: row {rows[~finite][0]} of X holds NaN or infinity; remove or correct it")
     return torch.from_numpy(values)

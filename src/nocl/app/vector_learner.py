@@ -1,7 +1,7 @@
-"""A method on vectors with labels of any kind: what ``nocl.sklearn`` and ``nocl.river`` have in common.
+"""A method on vectors with labels of any kind: what ``nocl.sklearn`` and ``nocl.river`` share.
 
-The learner stands on ``features:D``, so a vector goes in as it is. Learners know labels as whole numbers; here label i
-of the learner is ``labels[i]``, the i-th that was met.
+The learner has the backbone ``features:D``, so a vector is its own feature. Learners use whole numbers as labels; label
+i of the learner is ``labels[i]``, the i-th label seen.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -22,8 +22,14 @@ from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON, Batch
 
 _ROWS_AT_ONCE = 512
-_ROWS_TOGETHER = 16  # a product of fewer rows takes another path, whose float32 rounding differs
-_SET_HERE = ("backbone", "weights", "image_size", "seed", "stages")  # by the estimator, or without meaning for vectors
+_ROWS_TOGETHER = 16  # products of fewer rows are computed with different rounding
+_SET_HERE = (
+    "backbone",
+    "weights",
+    "image_size",
+    "seed",
+    "stages",
+)  # set by the estimator, or without meaning for vectors
 
 
 class VectorLearner:
@@ -62,7 +68,7 @@ class VectorLearner:
             self.learner.observe(z, y)
 
     def end_session(self) -> None:
-        """Tell methods that work at the end of a session (dsr; rda with low rank) that it is over."""
+        """Call the method's ``end_session``; dsr, and rda with low rank, use it."""
         self.learner.end_session()
 
     @torch.no_grad()
@@ -78,7 +84,7 @@ class VectorLearner:
         return scores
 
     def announce(self, labels: Iterable[Hashable]) -> None:
-        """Number labels that will come."""
+        """Add labels before their first sample."""
         for label in labels:
             if label not in self._number:
                 self._number[label] = len(self.labels)
@@ -94,7 +100,7 @@ class VectorLearner:
 
     @classmethod
     def load(cls, path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Self, dict[str, JSON]]:
-        """What ``save`` wrote, and what was kept beside it. ``trust`` allows a method of your own: its code is run."""
+        """Load what ``save`` wrote, with its ``extra``. ``trust`` allows a method of your own: its code is run."""
         learner, extra = load_with_extra(path, trust=trust, device=device)
         labels, temperature = extra.get("labels"), extra.get("temperature")
         if not isinstance(learner, FrozenLearner) or not isinstance(labels, list) or not isinstance(temperature, float):
@@ -121,7 +127,7 @@ class VectorLearner:
         self.announce(about["labels"])
 
     def _batches(self, x: NDArray[np.float32], labels: Sequence[Hashable]) -> Iterable[Batch]:
-        """Checked as a whole before the first is handed out: bad vectors leave the learner as it was."""
+        """Check all vectors before the first batch, so that bad ones do not change the learner."""
         self._check_sign(x)
         z = self.learner.prepare(torch.from_numpy(x))
         self.announce(labels)
@@ -138,7 +144,7 @@ class VectorLearner:
 
 
 def method_for_vectors(method: str) -> type[FrozenLearner]:
-    """The class of a method that can learn from vectors alone; the reason if it cannot."""
+    """The class of a method that can learn from vectors; an error with the reason if it cannot."""
     cls = by_name(method, METHODS, "method")
     if not (isinstance(cls, type) and issubclass(cls, Learner)):
         raise TypeError(f"method {method!r} is not a subclass of nocl.Learner")
@@ -146,7 +152,7 @@ def method_for_vectors(method: str) -> type[FrozenLearner]:
         raise UnsupportedError(f"{method} trains its network on images and cannot learn from vectors; try rda")
     if ":" in cls.base_recipe.objective:
         raise UnsupportedError(
-            f"{method} is a way to train a network on images; on vectors nothing is left of it but class means: use ncm"
+            f"{method} only differs from ncm in how it trains a network on images: on vectors use ncm"
         )
     return cls
 

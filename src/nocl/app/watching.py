@@ -2,7 +2,7 @@
 
 A list beside the model says which files were learned, by digests of their names, sizes and times: no picture and no
 name is kept. It is written before the model and again after it, so that a kill at any moment neither loses nor
-repeats a picture: whether the last group is in the model is told by whether the model file has changed.
+repeats a picture: if the model file has changed, the last group is in it.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ def list_of(model_file: Path) -> Path:
 
 @dataclass
 class Step:
-    """What one look at the folder came to."""
+    """The result of one look at the folder."""
 
     learned: Counter[str] = field(default_factory=Counter)  # class names and how many pictures
-    bad: dict[str, str] = field(default_factory=dict)  # files that are no pictures, and why
-    more: bool = False  # others wait that need no further look
+    bad: dict[str, str] = field(default_factory=dict)  # files that are not pictures, and the reasons
+    more: bool = False  # True: more files are ready to be learned
 
 
 class Watch:
-    """A model that learns from a folder. The caller holds the model file; nobody else may write it meanwhile."""
+    """A model that learns from a folder. The caller holds the lock of the model file."""
 
     def __init__(self, model_file: Path, folder: Path, model: Classifier) -> None:
         if not folder.is_dir():
@@ -46,7 +46,7 @@ class Watch:
         self._last: set[str] = set()
 
     def look(self) -> Step:
-        """Learn the pictures that are new and have not changed since the last look: a copy may still be going on."""
+        """Learn new pictures that have not changed since the last look, so that none is read while it is copied."""
         found = {_stamp(self.folder, path): path for path in self._files()}
         settled = [stamp for stamp in found if stamp in self._last and stamp not in self._known]
         self._last = set(found)
@@ -91,7 +91,7 @@ def _stamp(folder: Path, path: Path) -> str:
 
 
 def _remembered(model_file: Path) -> set[str]:
-    """The stamps of the files that are in the model."""
+    """The digests of the files that are in the model."""
     path = list_of(model_file)
     if not path.exists():
         return set()

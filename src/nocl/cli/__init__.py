@@ -1,6 +1,6 @@
-"""The command line. One file a group of commands; they parse, call the library and print, nothing more.
+"""The command line: one file for each group of commands, which parse arguments, call the library and print.
 
-A command's module is imported when the command is called, not before: ``nocl --help`` must not wait for PyTorch.
+A command's module is imported when the command is called, so that ``nocl --help`` does not wait for PyTorch.
 """
 
 import importlib
@@ -29,12 +29,12 @@ COMMANDS: dict[str, dict[str, Entry]] = {
     IMAGES: {
         "new": Entry("practice", "Make an empty model, ready to learn."),
         "fit": Entry("practice", "Start a model from base images: DIR/<class>/<image>."),
-        "learn": Entry("practice", "Learn the images of a folder, each once; --watch goes on as they come."),
+        "learn": Entry("practice", "Learn the images of a folder, each once; --watch continues with new images."),
         "forget": Entry("practice", "Remove a class from a model."),
         "predict": Entry("answers", "Print the most probable classes of image files."),
         "evaluate": Entry("answers", "Measure the accuracy on a folder of labelled images, class by class."),
         "serve": Entry("answers", "Serve a model over HTTP, with a web page at /."),
-        "inspect": Entry("answers", "Show what a model file is and what it keeps."),
+        "inspect": Entry("answers", "Show what a model file contains."),
         "merge": Entry("practice", "Merge two models that learned different images on the same network."),
         "embed": Entry("embed", "Write the features of a folder of images as one .npz file."),
         "export": Entry("answers", "Write the model as an ONNX file."),
@@ -44,16 +44,16 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "run": Entry("run", "Run one method through the whole protocol and report it."),
         "compare": Entry("compare", "Compare methods on identical features of one frozen network."),
         "tune": Entry("tune", "Choose a method's parameters on base classes alone."),
-        "reproduce": Entry("reproduce", "Run a table or figure of the paper, beside the paper's numbers."),
+        "reproduce": Entry("reproduce", "Run a table or figure of the paper and compare with the paper's numbers."),
         "report": Entry("run", "Compare runs: Markdown, CSV, LaTeX and one HTML page."),
         "check": Entry("run", "Check that a method keeps the contract."),
-        "data": Entry("data", "List, fetch and check data sets."),
+        "data": Entry("data", "List, download and check data sets."),
     },
 }
 
 
 class LazyGroup(TyperGroup):
-    """Shows the table's help; imports a command's module when the command is called."""
+    """Shows the help texts of COMMANDS; imports a command's module when the command is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -96,9 +96,14 @@ def options(
 def main() -> None:
     """Run the command line. An error that a user can correct is one line on stderr; NOCL_DEBUG=1 shows more."""
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.path.append(os.getcwd())  # my_module:MyMethod lies beside the user; last, so that it hides no installed module
+    sys.path.append(
+        os.getcwd()
+    )  # for my_module:MyMethod in the current folder; last, so that installed modules come first
     try:
-        if sys.argv[1:] in (["list"], ["list", "methods"]):  # typer would import pydantic, which takes as long again
+        if sys.argv[1:] in (
+            ["list"],
+            ["list", "methods"],
+        ):  # without typer, which imports pydantic and takes twice as long
             importlib.import_module("nocl.cli.names").print_methods()
         else:
             app()

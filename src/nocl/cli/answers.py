@@ -25,7 +25,9 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 3,
     reject: Annotated[
         float | None,
-        typer.Option(help="Answer 'none of these' to what is less sure than all but this share of known images."),
+        typer.Option(
+            help="Answer 'none of these' for unsure images; this share of known images is then refused by mistake."
+        ),
     ] = None,
     as_json: AsJson = False,
     trust: Trust = False,
@@ -64,7 +66,7 @@ def evaluate(
     trust: Trust = False,
     device: Device = "cpu",
 ) -> None:
-    """Measure the accuracy on a folder of labelled images, class by class. Unknown classes are named apart."""
+    """Measure the accuracy on a folder of labelled images, class by class. Unknown classes are listed separately."""
     model = load_model(model_file, trust, device)
     result = measure(model, folder, skip_bad)
     if as_json:
@@ -79,7 +81,7 @@ def evaluate(
 
 @answers_app.command()
 def inspect(model_file: Model, as_json: AsJson = False) -> None:
-    """Show what a model file is and what it keeps."""
+    """Show what a model file contains."""
     header = modelfile.describe(model_file)
     if as_json:
         print(json.dumps(header, indent=1))
@@ -118,14 +120,16 @@ def export(
 
 @answers_app.command()
 def serve(
-    model_file: Annotated[Path, typer.Argument(help="A model file (.nocl); one that is not there starts empty.")],
+    model_file: Annotated[
+        Path, typer.Argument(help="A model file (.nocl); a new one is created if it does not exist.")
+    ],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this machine need NOCL_TOKEN.")
+        str, typer.Option(help="Address to listen on; NOCL_TOKEN is needed for other addresses than this machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    private: Annotated[bool, typer.Option("--private", help="Reading needs the token too.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8000,
+    private: Annotated[bool, typer.Option("--private", help="Require the token for reading too.")] = False,
     name: Annotated[
-        list[str] | None, typer.Option(help="A host name by which others reach the service; repeat.")
+        list[str] | None, typer.Option(help="A host name of the service that others use; repeatable.")
     ] = None,
     onnxruntime_web: Annotated[
         Path | None,
@@ -142,7 +146,7 @@ def serve(
     new = not model_file.exists()
     if new and journal_of(model_file).exists():
         raise FileNotFoundError(
-            f"{model_file}: no such file, but {journal_of(model_file)} holds lessons for it: put the model back first"
+            f"{model_file}: no such file, but {journal_of(model_file)} holds lessons for it: restore the file first"
         )
 
     def start() -> None:

@@ -28,31 +28,41 @@ def compare_command(
         Path | None, typer.Option(help="The network's file, or `pretrained`: the weights that belong to --backbone.")
     ] = None,
     features: Annotated[
-        Path | None, typer.Option(help="A file of `nocl embed`, in place of a network and a data set.")
+        Path | None, typer.Option(help="A file of `nocl embed`, instead of a network and a data set.")
     ] = None,
     test_features: Annotated[
-        Path | None, typer.Option(help="Such a file to test on; default: a fifth of each class of --features.")
+        Path | None,
+        typer.Option(help="A file of `nocl embed` for testing; default: a fifth of each class of --features."),
     ] = None,
     dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "cifar100",
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
-    partition: Annotated[list[str] | None, typer.Option(help="Base+each x sessions in percent; repeatable.")] = None,
-    orders: Annotated[int, typer.Option(min=1, help="How many orders of the novel classes.")] = 1,
+    partition: Annotated[
+        list[str] | None, typer.Option(help="Percent of base classes + percent in each session x sessions; repeatable.")
+    ] = None,
+    orders: Annotated[int, typer.Option(min=1, help="Number of random orders of the novel classes.")] = 1,
     backbone: Annotated[
         str, typer.Option(help="The kind of network, such as efficientnet_lite0@128.")
     ] = "reduced_resnet18",
-    engine: Annotated[str, typer.Option(help="What runs the network: torch, onnx.")] = "torch",
+    engine: Annotated[str, typer.Option(help="Engine that computes features: torch, onnx.")] = "torch",
     seed: Annotated[int, typer.Option(help="Random seed of the learners, the same for all orders.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for results and the table.")] = Path("runs/compare"),
     cache: Annotated[Path | None, typer.Option(help="Folder of computed features; default the user's cache.")] = None,
     allow_leak: Annotated[
-        bool, typer.Option("--allow-leak", help="Run partitions whose novel classes the network has seen; marked.")
+        bool,
+        typer.Option(
+            "--allow-leak", help="Also run partitions whose novel classes the network was trained on; results say so."
+        ),
     ] = False,
-    probe: Annotated[bool, typer.Option(help="Add the joint linear probe.")] = True,
+    probe: Annotated[
+        bool, typer.Option(help="Add a linear classifier trained on all classes at once, as an upper bound.")
+    ] = True,
     paired: Annotated[
-        bool, typer.Option("--paired", help="Test the first method against each other one over the same orders.")
+        bool, typer.Option("--paired", help="Add paired significance tests of the first method against each other one.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: as the cores allow.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of parallel runs; default: from the number of cores.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
 ) -> None:
     """Compare methods on identical features of one frozen network, or on embeddings of your own."""

@@ -1,4 +1,4 @@
-"""``nocl data``: which data sets there are, fetching one, looking at what one holds."""
+"""``nocl data``: list data sets, download one, check one."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from nocl.data.summary import summary
 from nocl.experiments.job import parse_settings
 from nocl.plumbing.types import JSON
 
-data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+data_app = typer.Typer(help="List, download and check data sets.", no_args_is_help=True, add_completion=False)
 
 Root = Annotated[
     Path | None, typer.Option(help="Folder of data sets [default: NOCL_DATA, else the user's cache directory].")
@@ -24,17 +24,17 @@ Root = Annotated[
 
 @data_app.command("list")
 def list_() -> None:
-    """Names and descriptions of the data sets."""
+    """List the data sets with a description."""
     table = Table("name", "what it is", box=None, pad_edge=False)
     for name in DATASETS:
         table.add_row(name, about(name))
     Console().print(table)
-    typer.echo(f"looked for in {default_root()} (--root or NOCL_DATA)")
+    typer.echo(f"expected in {default_root()} (--root or NOCL_DATA)")
 
 
 @data_app.command()
 def get(name: Annotated[str, typer.Argument(help="A name from `nocl data list`.")], root: Root = None) -> None:
-    """Fetch a data set, check it and unpack it; go on with a broken download."""
+    """Download a data set, check and unpack it; an interrupted download is continued."""
     place = root or default_root()
     with shown_progress():
         written = fetch(name, place)

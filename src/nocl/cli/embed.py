@@ -22,12 +22,14 @@ def embed(
         str, typer.Option(help="efficientnet_lite0 to 2, cifar100, FILE.safetensors, timm:NAME or module:factory.")
     ] = DEFAULT,
     size: Annotated[int | None, typer.Option(help="Side in pixels; default the network's own.")] = None,
-    stages: Annotated[str | None, typer.Option(help="Stages side by side, as 3,4,5; default the last.")] = None,
-    engine: Annotated[str, typer.Option(help="What runs the network: auto, torch, onnx.")] = "auto",
+    stages: Annotated[
+        str | None, typer.Option(help="Stages of the network to concatenate, such as 3,4,5; default the last.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Engine that computes features: auto, torch, onnx.")] = "auto",
     skip_bad: Annotated[bool, typer.Option(help="Leave out files that are not images, with a warning.")] = False,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")] = "cpu",
 ) -> None:
-    """Write the features of DIR/<class>/<image>; the same command goes on after an interruption."""
+    """Write the features of DIR/<class>/<image>; the same command continues after an interruption."""
     if output.suffix != ".npz":
         raise ValueError(f"{output}: the file must end in .npz, as numpy's archives do")
     embedder = Embedder.of(backbone, size=size, stages=_numbers(stages), engine=engine, device=device)

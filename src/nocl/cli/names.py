@@ -79,7 +79,7 @@ def methods() -> Iterator[Method]:
 
 
 def _stores_exemplars(lineage: list[ast.ClassDef]) -> bool:
-    """The class attribute, as the first class that sets it has it."""
+    """The value of the attribute in the first class that sets it."""
     for line in (line for node in lineage for line in node.body):
         if isinstance(line, ast.Assign | ast.AnnAssign) and _name(line) == "stores_exemplars":
             return isinstance(line.value, ast.Constant) and line.value.value is True

@@ -27,7 +27,7 @@ Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")]
 
 
 def read_folder(folder: Path, model: Classifier, skip_bad: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
-    """Batches of a folder's images with their class names; nothing is kept on disk."""
+    """Batches of a folder's images with their class names; nothing is cached on disk."""
     class_names, files, labels = class_files(folder)
     bad: dict[str, str] = {}
     starts = range(0, len(files), _AT_ONCE)
@@ -61,7 +61,7 @@ def files_of(folder: Path, model: Classifier, skip_bad: bool) -> tuple[list[Path
 
 
 def load_model(path: Path, trust: bool, device: str) -> Classifier:
-    """A model as its file has it; lessons that only a service's journal has are named."""
+    """Load a model; a message names lessons that are only in a service's journal."""
     if has_lessons(journal_of(path)):
         print(
             f"nocl: {journal_of(path).name} lies beside {path.name}: a service is running or was killed, and what "
@@ -72,7 +72,7 @@ def load_model(path: Path, trust: bool, device: str) -> Classifier:
 
 
 def measure(model: Classifier, folder: Path, skip_bad: bool) -> dict[str, Any]:
-    """Accuracy on a folder of labelled images; classes that the model does not know are counted apart."""
+    """Accuracy on a folder of labelled images; classes that the model does not know are counted separately."""
     right: dict[str, list[bool]] = {}
     for x, names in read_folder(folder, model, skip_bad):
         for name, found in zip(names, model.predict(x)):

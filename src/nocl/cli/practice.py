@@ -26,12 +26,12 @@ from nocl.plumbing.progress import steps
 practice_app = typer.Typer()
 SECONDS_BETWEEN_LOOKS = 1.0
 
-Method = Annotated[str, typer.Option(help="How to learn; see `nocl list methods`.")]
+Method = Annotated[str, typer.Option(help="The method; see `nocl list methods`.")]
 Backbone = Annotated[
     str, typer.Option(help="efficientnet_lite0 to 2, cifar100, FILE.safetensors, timm:NAME, or a network to train.")
 ]
 Size = Annotated[
-    int | None, typer.Option(help="Side in pixels to which images are brought; default the network's own.")
+    int | None, typer.Option(help="Side in pixels to which images are resized; default the network's own.")
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an output file that exists.")]
@@ -60,15 +60,17 @@ def fit(
     method: Method = DEFAULT_METHOD,
     backbone: Backbone = DEFAULT_BACKBONE,
     size: Size = None,
-    holdout: Annotated[float, typer.Option(help="Share of each class kept back to calibrate with.")] = 0.1,
-    param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeat.")] = None,
-    recipe: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the network's training; repeat.")] = None,
+    holdout: Annotated[float, typer.Option(help="Share of each class that is held out for calibration.")] = 0.1,
+    param: Annotated[list[str] | None, typer.Option(help="Parameter of the method, NAME=VALUE; repeatable.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Setting of the network's training, NAME=VALUE; repeatable.")
+    ] = None,
     seed: Seed = 0,
     force: Force = False,
     skip_bad: SkipBad = False,
     device: Device = "cpu",
 ) -> None:
-    """Start a model from base images: DIR/<class>/<image>. With DIR/train and DIR/test, the test images test it."""
+    """Start a model from base images: DIR/<class>/<image>. With DIR/train and DIR/test, the latter is for testing."""
     _refuse_overwriting(output, force)
     split = has_splits(folder, "test")
     model = Classifier(
@@ -89,22 +91,24 @@ def learn(
     folder: Annotated[
         Path, typer.Argument(help="A folder with one folder of images for each class, or an .npz of embeddings.")
     ],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of in place.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Learn with so many processes; the result is the same.")
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the new model here; default: replace the model file.")
     ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes; the result is the same.")] = None,
     ray: Annotated[
         str | None, typer.Option(help="Learn on the Ray cluster at this address, or start one here: local.")
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Keep running: learn images as they are put into class folders. Ctrl-C ends."),
+        typer.Option(
+            "--watch", help="Keep running and learn images when they are added to class folders. Ctrl-C ends."
+        ),
     ] = False,
     skip_bad: SkipBad = False,
     trust: Trust = False,
     device: Device = "cpu",
 ) -> None:
-    """Learn the images of a folder, each once. The model file is the old one or the new one, never half."""
+    """Learn the images of a folder, each once. An interruption never damages the model file."""
     _fold_journal(model_file, trust)
     if watch:
         if output or workers or ray:
@@ -157,7 +161,7 @@ def merge(
     second: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The model file to write.")],
     base: Annotated[
-        Path | None, typer.Option(help="The model both come from, if both went on learning its classes.")
+        Path | None, typer.Option(help="The model that both were copied from, if both learned more of its classes.")
     ] = None,
     force: Force = False,
     trust: Trust = False,
@@ -190,7 +194,7 @@ def _watch(model_file: Path, folder: Path, trust: bool, device: str) -> None:
                     print("learned " + ", ".join(f"{n} of {name}" for name, n in step.learned.items()), flush=True)
                 if not step.more:
                     time.sleep(SECONDS_BETWEEN_LOOKS)
-        except KeyboardInterrupt:  # the usual end; what was learned is on disk
+        except KeyboardInterrupt:  # the normal way to end; what was learned is on disk
             print(f"{model_file}: {summary(watch.model)}")
 
 
@@ -200,7 +204,7 @@ def _refuse_overwriting(path: Path, force: bool) -> None:
 
 
 def _fold_journal(path: Path, trust: bool) -> None:
-    """Take in what a killed service learned, before the model changes."""
+    """Add what a killed service has learned, before the model is changed."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file; make one with: nocl new {path}")
     if has_lessons(journal_of(path)):

@@ -1,4 +1,4 @@
-"""``nocl reproduce``: a table or figure of the paper by one command; and the summary of what was reproduced."""
+"""``nocl reproduce``: run a table or figure of the paper, and write the summary of all that was reproduced."""
 
 import sys
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from nocl.cli.show import shown_progress
 from nocl.experiments.grid import Engine, Outcome
 from nocl.experiments.job import parse_settings
 from nocl.experiments.networks import KEPT
+from nocl.experiments.paper.experiment import Experiment, Planned, Row
 from nocl.experiments.paper.reproduce import foreseen, keep, kept_used, perform, rebuild, with_data
 from nocl.experiments.paper.summary import committed, write_summary
 from nocl.experiments.paper.tables import BEYOND, EXPERIMENTS, MEMORIES, Choice, chosen_rows, find, plan
@@ -20,53 +21,67 @@ reproduce_app = typer.Typer()
 
 @reproduce_app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="A table or figure; without it, they are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a table or figure; without a name, all are listed.")
+    ] = None,
     dataset: Annotated[str, typer.Option(help="Data sets, separated by commas; default: the paper's.")] = "",
     methods: Annotated[str, typer.Option(help="Rows or methods, separated by commas; default: all.")] = "",
-    seeds: Annotated[str, typer.Option(help="How many class orders, or a list: 3 is 0,1,2; '4,' is 4 alone.")] = "3",
-    streams: Annotated[str, typer.Option(help="Kinds of streams, separated by commas, where they are compared.")] = "",
-    test_every: Annotated[int | None, typer.Option(help="Images between tests in the middle of sessions.")] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Number of random seeds, or a list: 3 means 0,1,2; '4,' means 4 alone.")
+    ] = "3",
+    streams: Annotated[
+        str, typer.Option(help="Kinds of streams, separated by commas, for tables that compare streams.")
+    ] = "",
+    test_every: Annotated[
+        int | None, typer.Option(help="Also test within sessions, after every so many images.")
+    ] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder of computed features; default the user's cache.")] = None,
     memory: Annotated[str, typer.Option(help="Memory sizes of methods that keep exemplars.")] = "1000,2000",
     epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter of every run, key=value.")] = None,
-    scale: Annotated[str, typer.Option(help="full, or small: embedded data and a tiny network, a trial.")] = "full",
-    backbone_from: Annotated[Path | None, typer.Option(help="Take the base network from this file.")] = None,
+    scale: Annotated[
+        str, typer.Option(help="full, or small for a quick trial with embedded data and a tiny network.")
+    ] = "full",
+    backbone_from: Annotated[Path | None, typer.Option(help="Use the trained base network in this file.")] = None,
     networks: Annotated[
-        str, typer.Option(help="Folder of kept base networks, for methods on a frozen one; none: train them all.")
+        str,
+        typer.Option(help="Folder of trained base networks, for methods on a frozen network; none: train them all."),
     ] = str(KEPT),
     allow_leak: Annotated[
-        bool, typer.Option("--allow-leak", help="Run partitions whose novel classes that network has seen; marked.")
+        bool,
+        typer.Option(
+            "--allow-leak", help="Also run partitions whose novel classes that network was trained on; results say so."
+        ),
     ] = False,
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for runs, base networks and tables.")] = Path("runs/reproduce"),
     keep_in: Annotated[
-        Path | None, typer.Option("--keep", help="Copy finished results there, to be committed.")
+        Path | None, typer.Option("--keep", help="Copy finished results to this folder, to be committed.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: as the cores allow.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of parallel runs; default: from the number of cores.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
-    address: Annotated[str | None, typer.Option(help="Ray cluster; default: a local Ray.")] = None,
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster; default: start Ray here.")] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of each run, for Ray.")] = 0.0,
     retries: Annotated[int, typer.Option(help="How often Ray tries a lost run again.")] = 3,
     log: Annotated[str | None, typer.Option(help="tensorboard: curves in each run's folder.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs, which are there, and how long such runs took.")
+        bool,
+        typer.Option("--dry-run", help="Only show the runs, which of them are finished, and how long such runs took."),
     ] = False,
     summary: Annotated[Path | None, typer.Option(help="Write the summary of committed results into this file.")] = None,
     results: Annotated[Path, typer.Option(help="Committed results, for --summary.")] = Path("benchmarks/results"),
 ) -> None:
-    """Run a table or figure of the paper and write it beside the paper's numbers; go on where it stood."""
+    """Run a table or figure of the paper and compare it with the paper's numbers; continues after an interruption."""
     if summary is not None:
         write_summary(committed(results), summary)
         typer.echo(summary)
         return
     if name is None:
-        for experiment in EXPERIMENTS.values():
-            typer.echo(f"{experiment.name:20} {experiment.title}")
-        for experiment in BEYOND.values():
-            typer.echo(f"{experiment.name:20} Beyond the paper: {experiment.title}")
+        _list_experiments()
         return
     experiment = find(name)
     choice = Choice(
@@ -78,25 +93,18 @@ def reproduce(
         streams=_names(streams), test_every=test_every, feature_cache=None if cache is None else str(cache),
     )  # fmt: skip
     runs, rows = plan(experiment, choice), chosen_rows(experiment, choice.methods)
-    for row in rows:
-        if not row.exists:
-            typer.echo(f"{row.label}: nocl has no method {row.method!r}; its cells stay empty", err=True)
+    for row in (row for row in rows if not row.exists):
+        typer.echo(f"{row.label}: nocl has no method {row.method!r}; its cells stay empty", err=True)
     for line in kept_used(runs):
         typer.echo(line, err=True)
     if dry_run:
         typer.echo("\n".join(foreseen(runs, out)))
         return
-    if not address:  # a cluster has data of its own
+    if not address:  # the nodes of a cluster have their own data
         runs, missing = with_data(runs)
         for dataset_name, why in missing.items():
             typer.echo(f"{dataset_name} is left out: {why}", err=True)
-    try:
-        with shown_progress():
-            power = Engine(engine, workers, threads, address, gpus, retries)
-            outcomes = perform(experiment, rows, runs, out, power, log)
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from here", err=True)
-        raise
+    outcomes = _perform(experiment, rows, runs, out, Engine(engine, workers, threads, address, gpus, retries), log)
     paths = rebuild(out / experiment.name)
     if keep_in is not None:
         keep(experiment, outcomes, paths, keep_in / experiment.name)
@@ -105,8 +113,26 @@ def reproduce(
     tell_failures(outcomes)
 
 
+def _list_experiments() -> None:
+    for experiment in EXPERIMENTS.values():
+        typer.echo(f"{experiment.name:20} {experiment.title}")
+    for experiment in BEYOND.values():
+        typer.echo(f"{experiment.name:20} Beyond the paper: {experiment.title}")
+
+
+def _perform(
+    experiment: Experiment, rows: Sequence[Row], runs: Sequence[Planned], out: Path, engine: Engine, log: str | None
+) -> list[Outcome]:
+    try:
+        with shown_progress():
+            return perform(experiment, rows, runs, out, engine, log)
+    except KeyboardInterrupt:
+        typer.echo("stopped; run the same command again to continue", err=True)
+        raise
+
+
 def tell_failures(outcomes: Sequence[Outcome]) -> None:
-    """The reasons of failed runs; ends the program with an error if there are any."""
+    """Print why runs failed; ends the program with an error if there are any."""
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
         typer.echo(f"\nFAILED {outcome.job.name()}\n{outcome.error}", err=True)

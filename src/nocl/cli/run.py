@@ -1,4 +1,4 @@
-"""Commands of the researcher: run a method, report results, check one's own method."""
+"""Research commands: run a method, report results, check a method of your own."""
 
 import sys
 from pathlib import Path
@@ -33,11 +33,13 @@ def run(
     dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "glyphs",
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
-    partition: Annotated[str, typer.Option(help="Percent of base classes + percent a session x sessions.")] = "60+4x10",
+    partition: Annotated[
+        str, typer.Option(help="Percent of base classes + percent in each session x sessions.")
+    ] = "60+4x10",
     stream: Annotated[
         str, typer.Option(help="Another stream than the partition's, such as si_blurry:base=60,sessions=5.")
     ] = "",
-    test_every: Annotated[int, typer.Option(help="Test in the middle of sessions, every so many images.")] = 0,
+    test_every: Annotated[int, typer.Option(help="Also test within sessions, after every so many images.")] = 0,
     seed: Annotated[int, typer.Option(help="Random seed of the method, and of the class order.")] = 0,
     order_seed: Annotated[
         int | None, typer.Option(help="Random seed of the class order alone; default: --seed.")
@@ -51,9 +53,9 @@ def run(
         list[str] | None, typer.Option("--set", help="Parameter of the method, key=value; repeatable.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Named settings of the method, or a file of `nocl tune`.")] = None,
-    backbone_from: Annotated[Path | None, typer.Option(help="Take the trained base network from this file.")] = None,
+    backbone_from: Annotated[Path | None, typer.Option(help="Use the trained base network in this file.")] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")] = "cpu",
-    engine: Annotated[str, typer.Option(help="What runs a frozen network: torch, onnx.")] = "torch",
+    engine: Annotated[str, typer.Option(help="Engine that computes a frozen network: torch, onnx.")] = "torch",
     devices: Annotated[int, typer.Option(help="Processes on this machine that share the base training.")] = 1,
     nodes: Annotated[
         int, typer.Option(help="Machines that share the base training; start the same command on each.")
@@ -73,31 +75,23 @@ def run(
         params = parse_settings(settings or [])
         if preset is not None and preset.endswith(".json"):
             params, preset = over(read_preset(Path(preset), method), params), None
-        asked: dict[str, JSON] = {"epochs": epochs, "schedule": schedule}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        if asked and isinstance(params.get("recipe", {}), dict):  # the job refuses another recipe
-            params = over(params, {"recipe": asked})
-        if backbone_from is not None:
-            params["weights"] = str(backbone_from)
+        params = _with_base(params, {"epochs": epochs, "schedule": schedule}, backbone_from)
         job = Job(
-            method=method,
-            params=params,
-            preset=preset,
-            dataset=dataset,
-            options=parse_settings(data or []),
-            root=None if root is None else str(root),
-            partition=partition,
-            arrivals=stream,
-            test_every=test_every,
-            seed=seed,
-            order_seed=order_seed,
-            base_batch_size=base_batch_size,
-            device=device,
-            engine=engine,
-        )
+            method, params, preset, dataset=dataset, options=parse_settings(data or []),
+            root=None if root is None else str(root), partition=partition, arrivals=stream, test_every=test_every,
+            seed=seed, order_seed=order_seed, base_batch_size=base_batch_size, device=device, engine=engine,
+        )  # fmt: skip
         folder = out / job.name()
     with computing(Compute(devices, nodes, precision)):
         _run_job(job, folder)
+
+
+def _with_base(params: dict[str, JSON], recipe: dict[str, JSON], weights: Path | None) -> dict[str, JSON]:
+    """The parameters with what the options say about the base session."""
+    asked = {name: value for name, value in recipe.items() if value is not None}
+    if asked and isinstance(params.get("recipe", {}), dict):  # the job checks the recipe
+        params = over(params, {"recipe": asked})
+    return params if weights is None else {**params, "weights": str(weights)}
 
 
 def _run_job(job: Job, folder: Path) -> None:
@@ -118,7 +112,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them, or result files.")],
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
 ) -> None:
-    """Compare runs: Markdown, CSV, LaTeX and one HTML page. Tables of experiments in these folders are written anew."""
+    """Compare runs: Markdown, CSV, LaTeX and one HTML page. Also updates tables of experiments in these folders."""
     for plan in sorted({plan for path in runs for plan in path.rglob(PLAN)}):
         print("\n".join(str(path) for path in rebuild(plan.parent)))
     files = sorted({file for path in runs for file in ([path] if path.is_file() else path.rglob(RESULT))})
@@ -134,7 +128,7 @@ def check(
     settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter, key=value; repeatable.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the traceback of each failure.")] = False,
 ) -> None:
-    """Check that a method keeps the contract; lists every check and, where one fails, why."""
+    """Check that a method keeps the contract; lists every check, and the reason if it fails."""
     cls = by_name(method, METHODS, "method")
     failed = []
     for name, error in each_check(cls, parse_settings(settings or [])):

@@ -1,4 +1,4 @@
-"""How the command line shows things: progress, and the table of a run."""
+"""Output of the command line: progress, and the table of a run."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ def shown_progress() -> Iterator[None]:
 
 
 class TimeLeft(ProgressColumn):
-    """The time left of a piece of work and of those of its size that come after it."""
+    """The time left, including tasks of the same size that come after."""
 
     def render(self, task: Task) -> Text:
         if not task.speed or task.total is None:
@@ -51,7 +51,7 @@ class TimeLeft(ProgressColumn):
 
 
 class Bar:
-    """Progress as rich's bars, one for each piece of work that is open."""
+    """Progress as rich's bars, one for each running task."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -102,7 +102,7 @@ class PlainLines:
 
     def rename(self, task: int, description: str) -> None:
         line = self._tasks[task]
-        if line.description != description:  # what is left is guessed from the time of this step alone
+        if line.description != description:  # the time left is estimated from this step alone
             line.description, line.begun = description, time.monotonic()
 
     def stop(self, task: int, note: str = "") -> None:
@@ -141,7 +141,7 @@ def _percent(value: float | None) -> str:
 
 
 class Speed(ProgressColumn):
-    """Steps a second."""
+    """Steps per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None else f"{task.speed:,.0f}/s")

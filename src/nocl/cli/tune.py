@@ -21,19 +21,21 @@ def tune(
     dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "glyphs",
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
-    partition: Annotated[str, typer.Option(help="Says, with the seed, which classes are base classes.")] = "60+4x10",
-    seed: Annotated[int, typer.Option(help="Of the class order, the learner and the search.")] = 0,
+    partition: Annotated[str, typer.Option(help="Decides, with the seed, which classes are base classes.")] = "60+4x10",
+    seed: Annotated[int, typer.Option(help="Random seed of the class order, the learner and the search.")] = 0,
     space: Annotated[
         list[str] | None, typer.Option(help="name=low:high, with :log or :int after it, or name=a,b,c; repeatable.")
     ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Fixed parameter, key=value.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
-    trials: Annotated[int, typer.Option(help="How many in all; more may be added later.")] = 20,
-    metric: Annotated[str, typer.Option(help="acc, hm or average, on held-out images of base classes.")] = "acc",
+    trials: Annotated[int, typer.Option(help="Number of trials in all; run again with more to continue.")] = 20,
+    metric: Annotated[
+        str, typer.Option(help="What is maximised: acc, hm or average, on held-out images of base classes.")
+    ] = "acc",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder of the study; default runs/tune/METHOD-DATASET.")] = None,
 ) -> None:
-    """Choose parameters on base classes alone; the same command goes on, the choice is a file for --preset."""
+    """Choose parameters on base classes alone and write them as a file for `nocl run --preset`; can be continued."""
     recipe: dict[str, JSON] = {} if epochs is None else {"recipe": {"epochs": epochs}}
     job = Job(
         method, over(parse_settings(settings or []), recipe), None, dataset, parse_settings(data or []),

@@ -1,4 +1,4 @@
-"""Results made readable: tables over seeds as Markdown, CSV and LaTeX, and one page with figures."""
+"""Reports of results: tables over seeds as Markdown, CSV and LaTeX, and one page with figures."""
 
 from collections.abc import Sequence
 from pathlib import Path

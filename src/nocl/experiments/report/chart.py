@@ -1,8 +1,8 @@
-"""A line chart as SVG text. Lines differ in colour, dashes and markers, so that nobody needs the colours alone.
+"""A line chart as SVG text. Lines differ in colour, dashes and markers, so they can be distinguished without colours.
 
-It carries no colours of its own but the page's style variables, so that it follows light and dark, and nothing that
-depends on time or chance, so that the same results give the same bytes. 400 units wide: on a phone one unit is about
-one pixel and the labels stay readable.
+Colours are style variables of the page, so that the chart follows light and dark mode. Nothing depends on time or
+random numbers, so the same results give the same bytes. 400 units wide: on a phone one unit is about one pixel and the
+labels stay readable.
 """
 
 import math
@@ -23,7 +23,7 @@ MARKED = 30  # a line of more points has no markers
 
 
 class Series(NamedTuple):
-    """One line; ``low`` and ``high`` bound its band, if it has one."""
+    """One line; ``low`` and ``high`` are the limits of its band, if it has one."""
 
     label: str
     values: Sequence[float]
@@ -83,7 +83,7 @@ def line_chart(
 ) -> str:
     """Lines over ``first * step``, ``(first + 1) * step``, ...
 
-    Bands after the first few appear only while their line is pointed at.
+    Bands after the first few are shown only while the pointer is on their line.
     """
     spread = [value for line in series for part in (line.values, line.low, line.high) for value in part or ()]
     marks = ticks(min(spread), max(spread))

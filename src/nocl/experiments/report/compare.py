@@ -1,4 +1,4 @@
-"""The table of `nocl compare`: methods on identical features, best first, under the joint linear probe."""
+"""The table of `nocl compare`: methods on identical features, best first, with the joint linear probe."""
 
 import json
 import math
@@ -26,9 +26,9 @@ HEADER = ("Method", "Acc", "Base", "Novel", "HM", "Average", "Runs", "State", "O
 
 
 def comparison_table(results: Sequence[RunResult], bound: RunResult | None = None) -> str:
-    """Markdown, one table a partition; ``bound`` is a run whose only session brings all classes.
+    """Markdown, one table for each partition; ``bound`` is the run of the joint linear probe.
 
-    Methods that take other stages of the same network stand in the same table.
+    Methods that use other stages of the same network are in the same table.
     """
     settings: dict[str, list[Summary]] = {}
     for row in summarise(results):
@@ -79,7 +79,7 @@ def comparison_numbers(results: Sequence[RunResult], bound: RunResult | None = N
 
 
 def _label(row: Summary) -> str:
-    """The row's own label, or the method with what was chosen for it."""
+    """The row's label, or the method with its settings."""
     if row.label != row.first.method:
         return row.label
     usual = parameters_of(by_name(row.first.method, METHODS, "method"))
@@ -113,7 +113,7 @@ def _bound_row(bound: RunResult, beside: RunResult) -> list[str]:
 
 
 def _marks(stream: dict[str, JSON]) -> list[str]:
-    """What a reader must know about a partition the network was not trained for."""
+    """Remarks about a partition that the network was not trained for."""
     marks = []
     if leaked := stream.get(LEAK):
         marks.append(f"LEAK: the network was trained on {leaked} of the classes that come here as novel")

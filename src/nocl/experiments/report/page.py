@@ -1,7 +1,7 @@
 """One self-contained HTML page about a set of runs: no script, no outside request, the same bytes every time.
 
-The pages are Jinja templates in ``templates/``; this module hands them what they show. Jinja escapes everything that
-came from a result, so a method's name or parameter cannot become markup.
+The pages are Jinja templates in ``templates/``; this module prepares their content. Jinja escapes everything that comes
+from a result, so a method's name or parameter cannot become markup.
 """
 
 import math
@@ -26,7 +26,7 @@ KINDS = {
 
 
 def page(rows: Sequence[Summary]) -> str:
-    """The report: one comparison a setting, then every run, folded."""
+    """The report: one comparison for each setting, then every run, collapsed."""
     settings = by_setting(rows)
     lines = max((len(some) for some in settings.values()), default=0)
     return _render("report.html", settings=settings, rows=rows, lines=lines)
@@ -51,7 +51,7 @@ def _render(template: str, **values: Any) -> str:
 
 
 class Chart(NamedTuple):
-    """Accuracy over time, a line a row; ``values`` stand beside the names in the legend."""
+    """Accuracy over time, one line for each row; ``values`` are shown in the legend."""
 
     rows: Sequence[Summary]
     values: list[float]
@@ -60,7 +60,7 @@ class Chart(NamedTuple):
 
 
 def charts(rows: Sequence[Summary]) -> list[Chart]:
-    """Acc after each session; where runs were tested in the middle of sessions, the accuracy at those tests too."""
+    """Acc after each session, and the accuracy of tests within sessions if there are any."""
     first = 0 if rows[0].first.sizes[0] else 1
     drawn = _lines(
         rows, [row.curve for row in rows], x_label="session" if first else "session (0 is the base)", first=first
@@ -83,7 +83,7 @@ def charts(rows: Sequence[Summary]) -> list[Chart]:
 def _lines(
     rows: Sequence[Summary], curves: Sequence[Sequence[Estimate]], *, x_label: str, first: int, step: int = 1
 ) -> Markup:
-    """One line a row, with a band where there is an interval."""
+    """One line for each row, with a band if there is an interval."""
     lines = []
     for row, curve in zip(rows, curves):
         means, halves = [point.mean for point in curve], [point.half for point in curve]
@@ -96,7 +96,7 @@ def _lines(
 
 
 class Confusion(NamedTuple):
-    """How the test images of one group of classes were named after each session: shares of three kinds."""
+    """Predictions for the test images of one group of classes after each session: shares of three kinds."""
 
     group: str
     other: str
@@ -104,7 +104,7 @@ class Confusion(NamedTuple):
 
 
 def confusion(run: RunResult) -> list[Confusion]:
-    """Base and novel classes taken for each other."""
+    """Confusion between base and novel classes."""
     found = []
     for group, other in (("base", "novel"), ("novel", "base")):
         counts = [[row[kind] for kind in KINDS[group]] for row in run.confusion]
@@ -122,7 +122,7 @@ class Curves(NamedTuple):
 
 
 def curves(log: Mapping[str, JSON]) -> list[Curves]:
-    """Everything in a log that is numbers in order; ``X_before`` and ``X_after`` are drawn together as X."""
+    """All lists of numbers in a log; ``X_before`` and ``X_after`` are drawn in one chart X."""
     groups: dict[str, dict[str, list[list[float]]]] = {}
     for name, value in log.items():
         ending = next((word for word in ("before", "after") if name.endswith(f"_{word}")), "")

@@ -1,4 +1,4 @@
-"""Two methods on the same class orders: is the difference more than the luck of the orders?"""
+"""Two methods on the same class orders: is their difference significant?"""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
-"""Runs brought together: one summary per method and setting, with the mean and its 95 % interval over seeds.
+"""Summaries of runs: one for each method and setting, with the mean and its 95 % interval over seeds.
 
-Runs belong together when they differ in nothing but seed and class order. A run that is not finished never
-enters the mean of finished ones, because accuracy after fewer classes is another quantity.
+Runs are averaged if only seed and class order differ. A run that is not finished is never averaged with finished ones,
+because the accuracy after fewer classes is another quantity.
 """
 
 import json
@@ -19,7 +19,7 @@ from nocl.results import RunResult
 ORDER_KEYS = frozenset({"seed", "order_seed", "order", "class_order", "classes", "sessions", "session_classes"})
 SPEED_KEYS = frozenset({"rows_at_once"})
 LEAK, UNTRAINED = "novel_classes_in_network", "base_classes_not_in_network"
-SILENT = "network_classes_unknown"  # True where nobody says what the network was trained on
+SILENT = "network_classes_unknown"  # True if it is not known what the network was trained on
 FOREIGN = "foreign_order"  # the base classes are not those of the network: the leak of the published code
 NO_SPREAD = 1e-3  # of the mean: an interval of orders that is narrower is rounding, not an interval
 BASE_KEYS = ("recipe", "epochs")
@@ -39,8 +39,8 @@ class Estimate:
 class Summary:
     """All runs of one method with one set of hyper-parameters in one setting."""
 
-    label: str  # the method, with what tells it from the other rows of that method
-    setting: str  # data set and partition, with what tells it from the other settings
+    label: str  # the method, with the settings in which its rows differ
+    setting: str  # data set and partition, with what else differs between settings
     runs: tuple[RunResult, ...]
     acc: Estimate
     base: Estimate | None  # None without a base session
@@ -60,7 +60,7 @@ class Summary:
 
     @property
     def first(self) -> RunResult:
-        """The run to read from what all of them share."""
+        """One of the runs, to read what all of them share."""
         return self.runs[0]
 
     @property
@@ -70,7 +70,7 @@ class Summary:
 
     @property
     def note(self) -> str:
-        """What a reader must know about this row; empty if all is well."""
+        """Remarks about this row; empty if there are none."""
         notes = []
         if leaked := self.first.stream.get(LEAK):
             notes.append(f"LEAK: the network was trained on {leaked} of the novel classes")
@@ -96,7 +96,7 @@ def summarise(results: Iterable[RunResult]) -> list[Summary]:
 
 
 def by_setting(rows: Sequence[Summary]) -> dict[str, list[Summary]]:
-    """The rows of each setting: only they may be compared with each other."""
+    """The rows of each setting; only rows of one setting may be compared."""
     found: dict[str, list[Summary]] = {}
     for row in rows:
         found.setdefault(row.setting, []).append(row)
@@ -119,14 +119,14 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def seed_pair(result: RunResult) -> tuple[int, str]:
-    """What makes two runs of a group different draws: seed, class order, the stream's seed, given network."""
+    """What makes two runs of a group independent samples: seed, class order, the stream's seed, given network."""
     parts = [result.stream.get(name) for name in ("order_seed", "seed")]
     order = " ".join(text(part) for part in parts[: 1 if parts[1] is None else 2])
     return result.seed, order + (f" {_weights(result)}" if "features" in result.stream else "")
 
 
 def draws(runs: Sequence[RunResult]) -> str:
-    """What the runs differ in: so many seeds, or orders on so many given networks."""
+    """In words, how the runs differ: so many seeds, or orders on so many given networks."""
     count, networks = len({seed_pair(run) for run in runs}), len({_weights(run) for run in runs})
     if not all(_weights(run) for run in runs):
         return str(count)
@@ -185,7 +185,7 @@ def _common_tests(runs: Sequence[RunResult]) -> int:
 
 
 def over_seeds(runs: Sequence[RunResult], read: Callable[[RunResult], float | None]) -> Estimate | None:
-    """Runs that repeat a seed are averaged first: no further draws, they must not narrow the interval."""
+    """Average runs that repeat a seed first: they are not independent and must not make the interval smaller."""
     values: dict[tuple[int, str], list[float]] = {}
     for run in runs:
         value = read(run)
@@ -201,9 +201,9 @@ def over_seeds(runs: Sequence[RunResult], read: Callable[[RunResult], float | No
 
 
 def _choices(result: RunResult) -> dict[str, JSON]:
-    """What was chosen about the method, its hyper-parameters and base recipe; weights are seen to apart."""
+    """The method's hyper-parameters and base recipe, without the weights."""
     chosen: dict[str, JSON] = {f"base {key}": result.base[key] for key in BASE_KEYS if key in result.base}
-    left_out = {"seed", "weights"} | ({"recipe"} & result.base.keys())  # there the recipe stands in full
+    left_out = {"seed", "weights"} | ({"recipe"} & result.base.keys())  # the full recipe is there
     if "features" in result.stream:
         left_out |= {"backbone"}  # the features' length; stages and pooling stand beside it
     chosen |= {key: value for key, value in result.params.items() if key not in left_out}
@@ -240,13 +240,15 @@ def _weights(run: RunResult) -> str:
 def _stream(result: RunResult) -> dict[str, JSON]:
     """What decides the images and their order, seeds and the given network's file apart."""
     left_out = ORDER_KEYS | SPEED_KEYS | {"features"}
-    left_out |= {key for key in (LEAK, UNTRAINED) if not result.stream.get(key)}  # no leak: as if it were not asked
+    left_out |= {
+        key for key in (LEAK, UNTRAINED) if not result.stream.get(key)
+    }  # without a leak the setting makes no difference
     return {key: value for key, value in result.stream.items() if key not in left_out}
 
 
 def _key(result: RunResult) -> str:
     progress = None if result.finished else len(result.accuracy)
-    drawn = "seed" in result.stream  # then how many classes a session brings first is chance
+    drawn = "seed" in result.stream  # then the number of new classes of a session is random
     sizes: list[JSON] = [len(result.sizes)] if drawn else list(result.sizes)
     every = None if result.anytime is None else result.anytime.every
     tags: dict[str, JSON] = dict(result.tags)

@@ -1,6 +1,6 @@
 """Tables as text: Markdown, CSV and LaTeX (booktabs); the columns of a summary, and the sessions of one run as rows.
 
-One list of columns serves all of them, so that no two tables can disagree. Accuracies are percentages with
+All use one list of columns, so that no two tables can disagree. Accuracies are percentages with
 one decimal, except in CSV, which holds the unrounded shares.
 """
 
@@ -45,7 +45,7 @@ def percent_estimate(value: Estimate | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time of three digits or so.
+    """A time with about three digits.
 
     >>> duration(0.0123), duration(12.34), duration(3725)
     ('0.012 s', '12.3 s', '1 h 02 min')
@@ -133,7 +133,7 @@ def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under a header, with a title above and what must be known to read it below."""
+    """A table with title, header, cells and remarks."""
 
     title: str
     header: Sequence[str]
@@ -166,7 +166,7 @@ def markdown_text(some: Sequence[Table]) -> str:
 
 
 def latex_text(some: Sequence[Table]) -> str:
-    """The tables one after the other, with what they need."""
+    """The tables one after the other, with the LaTeX packages they need."""
     return "% needs \\usepackage{booktabs}\n" + "".join(table.latex() for table in some)
 
 
