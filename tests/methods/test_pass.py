@@ -179,11 +179,11 @@ def test_a_session_logs_the_mean_of_each_term_as_it_enters_the_loss() -> None:
     far, near = far.detach(), near.detach()
     assert float(far - near) == pytest.approx(10 * 16)  # the norm of 4 x 64 ones, weight 10
     learner.end_session()
-    assert learner.log_["keeping"] == [80.0]
-    kept = sum(learner.log_[name][0] for name in ("learning", "reminding", "keeping"))
+    assert learner.log_["distillation_loss"] == [80.0]
+    kept = sum(learner.log_[name][0] for name in ("new_class_loss", "old_class_loss", "distillation_loss"))
     assert kept == pytest.approx(float(far + near) / 2, rel=1e-5)
     learner.end_session()
-    assert learner.log_["keeping"] == [80.0]  # a session without a step has no mean
+    assert learner.log_["distillation_loss"] == [80.0]  # a session without a step has no mean
 
 
 def test_radius_of_all_classes_follows_new_ones_and_of_base_classes_stays() -> None:

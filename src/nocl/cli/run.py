@@ -88,7 +88,7 @@ def run(
 
 def _with_base(params: dict[str, JSON], recipe: dict[str, JSON], weights: Path | None) -> dict[str, JSON]:
     """The parameters with what the options say about the base session."""
-    asked = {name: value for name, value in recipe.items() if value is not None}
+    asked: dict[str, JSON] = {name: value for name, value in recipe.items() if value is not None}
     if asked and isinstance(params.get("recipe", {}), dict):  # the job checks the recipe
         params = over(params, {"recipe": asked})
     return params if weights is None else {**params, "weights": str(weights)}

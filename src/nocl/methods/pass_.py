@@ -136,7 +136,7 @@ class PASS(DistillingLearner):
         pseudo = self.stats.mean[picked].to(z) + self.radius_.to(z) * noise
         reminding = self.weight_proto * self.reminder(pseudo, picked)
         keeping = self.weight_kd * distance(z, before, self.kd)
-        self.note(learning=learning, reminding=reminding, keeping=keeping)
+        self.note(new_class_loss=learning, old_class_loss=reminding, distillation_loss=keeping)
         return learning + reminding + keeping
 
 

@@ -119,7 +119,12 @@ class SSRE(DistillingLearner):
         weight = likeness(z.detach(), old)
         learning, keeping = weighted_learning(logits, columns, z, before, weight, self.kd_reduction)
         keeping, reminding = self.weight_kd * keeping, self.weight_proto * self.reminder(old[picked], picked)
-        self.note(learning=learning, reminding=reminding, keeping=keeping, likeness=weight.mean())
+        self.note(
+            new_class_loss=learning,
+            old_class_loss=reminding,
+            distillation_loss=keeping,
+            similarity_to_old=weight.mean(),
+        )
         return learning + reminding + keeping
 
 
