@@ -19,6 +19,7 @@ from nocl.app.classifier import Classifier
 from nocl.data.decode import BadImageError
 from nocl.data.folder import class_files
 from nocl.data.vectors import Vectors, read_vectors
+from nocl.learner import FrozenLearner
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 
@@ -132,8 +133,16 @@ def open_source(path: Path) -> Source:
 
 
 def _check_origin(vectors: Vectors, model: Classifier) -> None:
-    """Refuse features that say they come from another network or image size than the model's."""
-    base = model.learner_.base_
+    """Refuse features of another length, or that say they come from another network or image size than the model's."""
+    learner = model.learner_
+    base = learner.base_
+    if isinstance(learner, FrozenLearner) and vectors.x.shape[1] != learner.feature_dim:
+        stages = "" if learner.stages is None else f" --stages {','.join(map(str, learner.stages))}"
+        remedy = f"nocl embed DIR -o {vectors.path.name} --backbone {model.backbone} --size {model.size}{stages}"
+        lengths = f"its vectors have {vectors.x.shape[1]} values, this model learns from {learner.feature_dim}"
+        raise ValueError(
+            f"{vectors.path}: {lengths}: {remedy if base.get('sha256') else 'make them as the first ones were made'}"
+        )
     pairs = [("network (sha256)", "sha256", base.get("sha256"))]
     if base.get("sha256") is not None:  # a model on stored features has no images
         pairs.append(("image size", "size", model.size))
