@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Collection, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from nocl import metrics
 from nocl.plumbing.types import Batch
+from tests.support.replay_cases import cases
 
 SIZES = (6, 2, 2)
 MATRIX = [
@@ -258,3 +260,17 @@ def test_exam_that_is_never_due_finds_nothing() -> None:
     exam = metrics.Exam(Knows(0), SimpleNamespace(blocks=[(0,)], sessions=[]), 1, None, every=0, batch_size=4)
     exam.after(torch.tensor([0, 0]))
     assert exam.found is None
+
+
+@cases("metrics_")
+def test_metrics(case: dict[str, Any]) -> None:
+    """Of accuracies the reference agrees; its forgetting counts rows before a task was learned, ours does not."""
+    runs = case["inputs"]["acc"]
+    ones = [1] * len(runs[0])
+    seen = [[[a if j <= i else None for j, a in enumerate(row)] for i, row in enumerate(run)] for run in runs]
+    ends = [metrics.acc(run[-1], ones, "session") for run in seen]
+    averages = [metrics.average(run, ones, "session") for run in seen]
+    assert sum(ends) / len(ends) == pytest.approx(case["outputs"]["avg_end_acc"][0], abs=1e-12)
+    assert sum(averages) / len(averages) == pytest.approx(case["outputs"]["avg_acc"][0], abs=1e-12)
+    forgotten = [metrics.forgetting(run, ones, "session") for run in seen]
+    assert forgotten == pytest.approx(case["corrected"]["usual_forgetting_per_run"], abs=1e-12)

@@ -1,6 +1,7 @@
 """Memories keep what they promise: rates, balance, labels, bounds; choosing leaves no trace on the model."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from nocl.methods.aser import adversarial_shapley, exchange, knn_shapley
 from nocl.methods.dvc import last_layer_gradient
 from nocl.methods.mir import interference
+from nocl.stats import memory
 from nocl.stats.memory import BalancedMemory, Reservoir, gradients, highest, moved
+from tests.support.replay_cases import cases
 
 
 def draw(seed: int = 0) -> torch.Generator:
@@ -28,9 +31,6 @@ def marked(numbers: Tensor) -> Tensor:
 def numbers_in(memory: Reservoir | BalancedMemory) -> Tensor:
     pixels = memory.images[: len(memory), :, 0, 0].long()
     return pixels[:, 0] + 256 * pixels[:, 1]
-
-
-# --- reservoir ------------------------------------------------------------------------------------------------------
 
 
 def test_novel_share_after_base_3000_and_novel_2000_is_two_fifths() -> None:
@@ -100,9 +100,6 @@ def test_a_memory_needs_a_slot() -> None:
         Reservoir(0, image_size=1)
 
 
-# --- greedy balance -------------------------------------------------------------------------------------------------
-
-
 def fed(size: int, labels: list[int], seed: int = 0) -> BalancedMemory:
     memory = BalancedMemory(size, image_size=1)
     memory.update(marked(torch.arange(len(labels))), torch.tensor(labels), draw(seed))
@@ -142,9 +139,6 @@ def test_greedy_memory_is_bounded_never_shrinks_and_knows_its_labels(size: int, 
     offered = torch.bincount(torch.tensor(labels), minlength=6)
     share = size // len(set(labels))
     assert bool((counts >= torch.minimum(offered, torch.tensor(share)) - 1).all())
-
-
-# --- interference ---------------------------------------------------------------------------------------------------
 
 
 def zero_model() -> nn.Linear:
@@ -191,9 +185,6 @@ def test_last_layer_gradient_of_even_predictions() -> None:
     assert float(last_layer_gradient(torch.zeros(1, 5), z, torch.tensor([3]))) == pytest.approx(1.6 * 3)
 
 
-# --- Shapley values -------------------------------------------------------------------------------------------------
-
-
 def values_of(match: list[int], k: int) -> list[float]:
     """Shapley values of candidates on a line, in order of distance from the one point."""
     line = torch.arange(float(len(match)))[:, None]
@@ -237,3 +228,60 @@ def test_exchange_keeps_the_size() -> None:
 
 def test_equal_scores_keep_their_order() -> None:
     assert highest(torch.tensor([1.0, 2.0, 1.0, 2.0]), 3).tolist() == [1, 3, 0]
+
+
+def numbered(ids: list[int]) -> Tensor:
+    """Images of one pixel that say which they are."""
+    return torch.tensor(ids, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 1, 1)
+
+
+@cases("reservoir_")
+def test_reservoir_writes_what_was_drawn(case: dict[str, Any]) -> None:
+    """The slots drawn are given: the reference freezes their bound during a batch, ours is the unbiased one."""
+    store = Reservoir(case["inputs"]["capacity"], image_size=1)
+    for batch, step in zip(case["inputs"]["batches"], case["outputs"]["steps"], strict=True):
+        ids, drawn = batch["item_ids"], batch["drawn_slots_for_overflow_items"]
+        free = list(range(len(store), len(store) + len(ids) - len(drawn)))
+        store.write(numbered(ids), torch.tensor(batch["labels"]), torch.tensor(free + drawn))
+        held = [slot for slot in step["slot_ids_after"] if slot >= 0]
+        assert store.images[: len(store), 0, 0, 0].tolist() == held
+        assert store.columns[: len(store)].tolist() == step["slot_labels_after"][: len(store)]
+
+
+@cases("gdumb_blocks", "gdumb_random_stream", "gdumb_sessions")
+def test_greedy_sampler_keeps_the_same_images(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, positions = case["inputs"]["labels"], case["inputs"]["evict_positions"]
+    order = list(dict.fromkeys(labels))
+    store = BalancedMemory(case["inputs"]["capacity"], image_size=1)
+    draws: list[int] = []
+    monkeypatch.setattr(memory, "below", lambda n, generator: draws.pop(0))
+    for i, (label, position) in enumerate(zip(labels, positions, strict=True)):
+        draws[:] = [] if position is None else [0, position]  # ties fall to the class that came first
+        store.update(numbered([i]), torch.tensor([order.index(label)]), torch.Generator())
+        assert not draws
+        counts = {str(order[c]): n for c, n in enumerate(store.counts(0).tolist()) if n}
+        assert counts == {name: n for name, n in case["outputs"]["counts_after_each"][i].items() if n}
+    kept = sorted(store.images[: len(store), 0, 0, 0].tolist())
+    assert kept == sorted(item for ids in case["outputs"]["final_ids"].values() for item in ids)
+
+
+@cases("gdumb_more_classes_than_slots")
+def test_more_classes_than_slots_is_refused(case: dict[str, Any]) -> None:
+    """The reference's memory freezes with a quota of 0."""
+    labels = case["inputs"]["labels"]
+    store = BalancedMemory(case["inputs"]["capacity"], image_size=1)
+    with pytest.raises(ValueError, match="memory_size 3 cannot hold 4 classes"):
+        store.update(numbered(list(range(len(labels)))), torch.tensor(labels), torch.Generator())
+
+
+@cases("gdumb_original_")
+def test_streaming_sampler_keeps_at_least_the_offline_quota(case: dict[str, Any]) -> None:
+    """The original repository selects offline and leaves slots unused; one pass must not keep less of a class."""
+    targets = case["inputs"]["targets"]
+    store = BalancedMemory(case["inputs"]["capacity"], image_size=1)
+    store.update(numbered(list(range(len(targets)))), torch.tensor(targets), torch.Generator().manual_seed(0))
+    counts = store.counts(0).tolist()
+    assert all(counts[int(label)] >= n for label, n in case["outputs"]["kept_counts"].items())
+    assert len(store) <= case["inputs"]["capacity"]
+    kept = store.images[: len(store), 0, 0, 0].tolist()
+    assert [targets[pixel] for pixel in kept] == store.columns[: len(store)].tolist()
