@@ -1,6 +1,6 @@
 """The paper's overhead table as ratios: time, images through the network and memory of a step on ten new images.
 
-    python benchmarks/overhead.py [--rows dsr scr ocm] [--steps 5]
+    python benchmarks/overhead.py [--rows dsr scr ocm] [--steps 5] [--repeat 3]
 
 Each row runs in a process of its own on one thread, on images made of noise: a base session that fills a memory of
 1,000 images (no network is trained), then ``--steps`` batches of ten new images after one to warm up. Time is processor
@@ -11,11 +11,12 @@ with replay batches of 10, so only ratios compare.
 
 GDumb does nothing for a batch and trains on its memory whenever answers are asked for after a change; that training is
 counted apart, as images through it and as seconds estimated from ``--steps`` of its steps.
-Writes results/overhead.json.
+Writes results/overhead.json: the rows measured now in place of those of the same name, each with its own environment.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from nocl.learner import Learner
-from nocl.methods import make
+from nocl.methods import METHODS, make
 from nocl.nets import Backbone
 from nocl.plumbing.files import write_json
 from nocl.plumbing.seeding import generator
@@ -39,6 +40,7 @@ PAPER = {"dsr": (35, 1.4), "scr": (165, 1.8), "dvc": (126, 1.6), "ocm": (561, 12
 PAPER["ssre"] = (291, 3.2)
 ROWS: dict[str, tuple[str, dict[str, JSON]]] = {
     "dsr": ("dsr", {}),
+    "dsr, fast": ("dsr", {"preset": "fast"}),
     "mir": ("mir", {}),
     "dvc": ("dvc", {}),
     "scr, replay 10": ("scr", {"replay_batch": 10}),
@@ -77,6 +79,8 @@ def measure(row: str, steps: int) -> dict[str, JSON]:
     torch.set_num_threads(1)
     libraries = peak_memory()
     method, params = ROWS.get(row, (row, {}))
+    params = {**METHODS[method].presets.get(str(params.get("preset")), {}), **params}
+    params.pop("preset", None)
     learner = make(method, **{"recipe": {"epochs": 0, "head_epochs": 0, "compile": False}, **params})
     learner.fit_base(noise(range(60), 11, 100, seed=0))
     passages, times = Passages(learner), []
@@ -135,20 +139,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), help="rows of the table, or any method's name")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=3, help="times each row is measured, in alternating order")
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # one row, for the child process
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.measure, options.steps)))
         return
-    rows: list[dict[str, JSON]] = []
-    command = f"python benchmarks/overhead.py --steps {options.steps} --rows " + " ".join(map(repr, options.rows))
-    for row in options.rows:
-        child = [sys.executable, __file__, "--measure", row, "--steps", str(options.steps)]
-        rows.append(json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout))
-        print(rows[-1], flush=True)
-        write_json(options.out, {"command": command, "environment": environment(), "rows": list(rows)})
+    command = f"python benchmarks/overhead.py --steps {options.steps} --repeat {options.repeat} --rows "
+    command += " ".join(map(repr, options.rows))
+    before = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    found: dict[str, list[dict[str, JSON]]] = {row: [] for row in options.rows}
+    for number in range(options.repeat):
+        for row in options.rows if number % 2 == 0 else reversed(options.rows):
+            child = [sys.executable, __file__, "--measure", row, "--steps", str(options.steps)]
+            found[row].append(json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout))
+            print(found[row][-1], flush=True)
+    about: dict[str, JSON] = {"command": command, "load_average": round(os.getloadavg()[0], 1)}
+    about |= {"environment": environment()}
+    new = {row: {**middle(some), **about} for row, some in found.items()}
+    rows = [new.pop(row["row"], row) for row in before] + list(new.values())
+    write_json(options.out, {"rows": rows})
     show(rows)
+
+
+def middle(runs: list[dict[str, JSON]]) -> dict[str, JSON]:
+    """The medians of times and memory over repetitions; counts of images are the same in all of them."""
+    names = ("ms_per_10_images", "end_session_ms", "peak_memory")
+    return {**runs[0], **{name: statistics.median(run[name] for run in runs) for name in names}, "runs": len(runs)}  # type: ignore
 
 
 if __name__ == "__main__":

@@ -342,6 +342,9 @@ def test_verdicts_above_and_inside_the_interval() -> None:
 
 def test_times_are_shown_and_not_judged() -> None:
     experiment = find("overhead")
+    batches = {row.label: row.params.get("replay_batch") for row in experiment.rows if row.stores_exemplars}
+    assert batches == {"SCR": 10, "DVC": None, "OCM": 10}
+    assert make("dvc").get_params()["replay_batch"] == 10  # the appendix: 10 for every replay method
     (line,) = [line for line in lines(experiment, place(experiment, [dsr(0.5)])) if line.runs]
     assert line.ours["seconds"].mean == 3  # sessions of 1 and 2 s
     assert (line.difference, line.verdict) == (None, "other machine: compare the order")
