@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from nocl.checks import LEARNER_CHECKS
-from nocl.methods.rda import means as class_means
 from nocl.methods.rda.means import ClassMeans
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.seeding import generator
@@ -26,7 +25,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     deviations = torch.cat([z[y == c] - z[y == c].mean(0) for c in classes])
     free = len(z) - len(classes)
     shared, eye = deviations.T @ deviations / free, torch.eye(d, dtype=torch.float64)
-    missing = max(0, 1 - free / (10 * d))
+    missing = max(0, 1 - free / (3 * d))
     level = (free * shared.trace() / d + averages.var(0).mean() * 2 / 3) / (free + 1)
     shared = (1 - missing) * shared + missing * level * eye
     added = ridge * level * eye
@@ -38,7 +37,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     values, axes = torch.linalg.eigh(between)
     weight = int(known.sum()) / (int(known.sum()) + d)
     e = weight * values.clamp_min(0) + (1 - weight) * values.mean().clamp_min(0)
-    usual, scores = counts.median(), []
+    scores = []
     for i, n in enumerate(counts.tolist()):
         own = z[y == classes[i]]
         share = prior * d / (n - 1 + prior * d)
@@ -51,8 +50,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         predictive = covariance + turn @ torch.diag(variance) @ turn.T
         off = query - mean
         distance = (off @ torch.linalg.inv(predictive) * off).sum(1)
-        held = max(1 / n, 8 / len(counts) * max(0.0, 1 - n / float(usual)) ** 3)
-        scores.append(-(30 + d) * torch.log1p(distance / 30) - 0.85 * held * torch.log1p(variance).sum())
+        scores.append(-(30 + d) * torch.log1p(distance / 30) - torch.log1p(variance).sum() / n)
     return torch.stack(scores, 1)
 
 
@@ -111,12 +109,18 @@ def test_many_images_leave_nothing_of_prior_and_caution() -> None:
     torch.testing.assert_close(learner.score(query).double(), plain, rtol=3e-3, atol=0.1)
 
 
-def test_caution_holds_back_what_is_new_among_few_and_nothing_among_equals() -> None:
-    equals = class_means.caution(torch.full((10,), 30))
-    torch.testing.assert_close(equals, torch.full((10,), 1 / 30, dtype=torch.float64))
-    newcomer = class_means.caution(torch.tensor([30] * 9 + [3]))[-1]
-    assert float(newcomer) == pytest.approx(0.8 * 0.9**3)
-    assert float(class_means.caution(torch.tensor([30] * 99 + [3]))[-1]) == pytest.approx(1 / 3)
+def test_caution_takes_the_log_volume_of_one_image_whole_and_of_n_images_by_1_over_n() -> None:
+    plain, cautious = rda(caution=0.0, shortlist=None), rda(caution=2.0, shortlist=None)
+    generator_ = torch.Generator().manual_seed(0)
+    z = torch.rand(61, plain.feature_dim, generator=generator_)
+    y = torch.tensor([0] * 30 + [1] * 30 + [2])
+    for learner in (plain, cautious):
+        learner.learn(z, y)
+    volume = plain._current().means.log_volume
+    taken = plain.score(z[:4]) - cautious.score(z[:4])
+    torch.testing.assert_close(
+        taken.double(), (2 * volume / torch.tensor([30, 30, 1])).expand(4, -1), atol=1e-3, rtol=1e-4
+    )
 
 
 def one_more_class(images: int, classes: int, learned: int, seed: int) -> tuple[float, float, float]:

@@ -137,7 +137,7 @@ class ClassShapes(nn.Module):
             values, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
             keep = ((1 + values.clamp_min(0)) / 2).log().abs().topk(self.rank, dim=1).indices  # after shrinking by half
             self.directions[columns] = vectors.mT.gather(1, keep[:, :, None].expand(-1, -1, self.dim)).float()
-            self.weights[columns] = values.gather(1, keep).float()
+            self.weights[columns] = values.gather(1, keep).clamp_min(0).float()
         self.triangle, self.row = self.triangle[:0], torch.full_like(self.row, -1)
 
     def _expand(self, columns: Tensor, count: Tensor) -> Tensor:

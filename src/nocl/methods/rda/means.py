@@ -19,7 +19,6 @@ from torch import Tensor
 
 _LEAST = 1e-6  # of e: classes whose means cannot be told apart
 _UNKNOWN = 1.0  # e where fewer than two classes have been met
-_FEW_CLASSES = 8  # with about so few classes, one of few images is held back by more than 1 / n of its log-volume
 
 
 class ClassMeans:
@@ -60,22 +59,6 @@ class ClassMeans:
         made.mean, made.variance = mean - made.centre, torch.zeros_like(mean)
         made.between = torch.ones_like(made.centre)
         return made
-
-
-def caution(count: Tensor) -> Tensor:
-    """How much of its log-volume is held against a class, float64 [K]: all at one image, then less.
-
-    It falls with 1 / n. Where there are few classes, one that has far fewer images than the others is held back longer:
-    what it takes from each of the old ones is then a larger part of what they have.
-
-    >>> caution(torch.tensor([1, 2, 100] + [100] * 200))[:3]
-    tensor([1.0000, 0.5000, 0.0100], dtype=torch.float64)
-    """
-    n = count.clamp_min(1).double()
-    met = n[count > 0]
-    usual = met.median() if len(met) else n.new_ones(())
-    newcomer = (1 - n / usual).clamp_min(0) ** 3 * _FEW_CLASSES / max(1, len(met))
-    return torch.maximum(1 / n, newcomer)
 
 
 def _spread(away: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

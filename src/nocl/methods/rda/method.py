@@ -10,7 +10,7 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    score of c = - (nu + d) log(1 + D_c / nu) - caution k_c L_c,   k_c = 1 / n_c     rule.py
+    score of c = - (nu + d) log(1 + D_c / nu) - caution L_c / n_c                   rule.py
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
 how far apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
@@ -19,11 +19,11 @@ it neither takes the images of others nor is never chosen. For many images V_c g
 **Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
-``caution`` is the one setting for what the old classes may lose for a new one: 0 forgets that a class of few images is
-uncertain, more guards the old ones. k_c falls with 1 / n_c; where there are few classes, one that has far fewer images
-than the others is held back longer (``means.caution``). With many images it does nothing.
+``caution`` is the one setting for what the old classes may lose for a new one: with 1 a class of one image is judged by
+the density of its predictive distribution, L_c whole; 0 forgets that it is uncertain; more guards the old ones. From
+the second image on it counts less, as 1 / n_c: the whole L_c would leave classes of a few images hardly ever chosen.
 
-S itself must be known. Until ten images a feature value have been seen (N - K < 10 d; a base session brings far more),
+S itself must be known. Until three images a feature value have been seen (N - K < 3 d; a base session brings far more),
 the missing share of it is replaced by tr(S)/d I, so that a model of a few classes and images does not follow the
 accidents of a nearly singular matrix. Before any class has two images, its level is guessed from the distances between
 the classes.
@@ -62,7 +62,6 @@ import torch
 from torch import Tensor, nn
 
 from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
-from nocl.methods.rda import means as class_means
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
 from nocl.methods.rda.means import ClassMeans
 from nocl.methods.rda.rule import DENSE, LOW, NORMAL, Portable, Rule
@@ -78,7 +77,7 @@ _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
-_KNOWN_FROM = 10  # images a feature value, from which the shared covariance is taken as it is
+_KNOWN_FROM = 3  # images a feature value, from which the shared covariance is taken as it is
 _TEMPERATURE, _TEMPERATURE_POWER = 1.45, 0.75  # a line through twenty models, see benchmarks/confidence.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
@@ -137,7 +136,7 @@ class RDA(FrozenLearner):
         prior: Positive = 3.0,
         ridge: NonNegative = 0.001,
         degrees: Positive = 30.0,
-        caution: NonNegative = 0.85,
+        caution: NonNegative = 1.0,
         storage: Literal["auto", "full", "lowrank", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
@@ -298,5 +297,5 @@ class RDA(FrozenLearner):
             kind = torch.where(self.shapes.row < 0, LOW, kind)
         else:
             means = ClassMeans(self.stats.count, self.stats.mean, root)
-        offset = self.caution * class_means.caution(self.stats.count) * means.log_volume
+        offset = self.caution * means.log_volume / self.stats.count.clamp_min(1)
         return Rule(means, self.stats.count, offset, self.degrees, kind, self.class_covariances, low)
