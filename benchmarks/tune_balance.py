@@ -1,13 +1,14 @@
 """Choose how far classes of unequal numbers of images are corrected for, on the base classes' training images alone.
 
-    python benchmarks/tune_balance.py --data FOLDER
+    python benchmarks/tune_balance.py --data FOLDER [--weights NETWORK]
 
 The copy of the problem made of the 60 base classes of order 0 (``base_copy``, as in tune_rda.py): 36 pseudo-base
 classes train a network, 24 pseudo-novel ones come as a stream, a fifth of each class's images is held out and asked. No
-novel class and no test image is read. ``balance`` acts when a learner answers, so each stream is learned once and asked
-with every value. Two streams, three seeds each: a long tail, where classes are unequal for good, and disjoint sessions,
-where they are unequal while they arrive. The measure is the mean over both of mean class accuracy at the end and mean
-accuracy of the tests while learning (A_AUC).
+novel class and no test image is read. ``--weights`` takes the network that tune_rda.py has trained (with --backbone).
+``balance`` acts when a learner answers, so each stream is learned once and asked with every value. Two streams, three
+seeds each: a long tail, where classes are unequal for good, and disjoint sessions, where they are unequal while they
+arrive. The measure is the mean over both of mean class accuracy at the end and of A_AUC, the mean accuracy of the tests
+while learning.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import torch
 
 from bank import keep, parser
 from nocl import data, metrics
-from nocl.data.features import FeatureData, extract
+from nocl.data.features import FeatureData, extract, trained_classes
 from nocl.experiments.base_copy import PARTITION, base_only
 from nocl.learner import FrozenLearner
 from nocl.methods import make
@@ -95,7 +96,11 @@ def main() -> None:
     args = arguments.parse_args()
     whole = data.load("cifar100", root=args.data)
     copy = class_incremental(base_only(whole, class_incremental(whole).blocks[0]), partition=PARTITION)
-    path, origin = train(copy, args.backbone, {**RECIPE, "epochs": args.epochs}, args.cache)
+    path, origin = args.weights, {"weights": "given"}
+    if path is None:
+        path, origin = train(copy, args.backbone, {**RECIPE, "epochs": args.epochs}, args.cache)
+    elif set(trained_classes(path) or ()) != set(copy.base.classes):
+        raise SystemExit(f"{path.name} was not trained on the pseudo-base classes alone")
     features = extract(copy.data, path, cache=args.cache, backbone=args.backbone)
     trials: list[JSON] = []
     for method, params in METHODS.items():
@@ -105,7 +110,8 @@ def main() -> None:
     chosen = {method: choose(trials, method) for method in METHODS}  # type: ignore[arg-type]
     keep(
         args.out / "tune_balance.json",
-        f"python benchmarks/tune_balance.py --backbone {args.backbone} --epochs {args.epochs}",
+        f"python benchmarks/tune_balance.py --backbone {args.backbone} "
+        + (f"--epochs {args.epochs}" if args.weights is None else f"--weights {args.weights.name}"),
         None,
         best={method: value for method, (value, _) in chosen.items()},
         measure={method: means for method, (_, means) in chosen.items()},
