@@ -222,6 +222,8 @@ def test_second_pass_over_a_blurred_session_is_refused() -> None:
         ("blury", UnknownNameError, "did you mean 'blurry'"),
         ("blurry:sessons=3", UnknownNameError, "did you mean 'sessions'"),
         ("blurry:sessions=many", PlanError, "sessions must be a whole number, not 'many'"),
+        ("blurry:sessions=", PlanError, "not '', as in blurry:sessions=5"),
+        ("blurry:sessions=3,sessions=4", PlanError, "sessions is there twice"),
         ("blurry:sessions=1", PlanError, "sessions must be 2 or more"),
         ("blurry:blur=1.5", PlanError, "blur must be a share from 0 to 1, not 1.5"),
         ("long_tailed:ratio=0", PlanError, "ratio must be above 0"),

@@ -213,16 +213,21 @@ def parse_plan(text: str) -> Plan:
     if name not in STREAMS:
         raise UnknownNameError(unknown(name, STREAMS, "stream"))
     kinds = {field.name: field.type for field in fields(STREAMS[name])}
+    usual = {field.name: field.default for field in fields(STREAMS[name])}
     values: dict[str, int | float] = {}
     for pair in filter(None, rest.split(",")):
         key, _, value = (part.strip() for part in pair.partition("="))
         if key not in kinds:
             raise UnknownNameError(unknown(key, kinds, f"parameter of stream {name}"))
+        if key in values:
+            raise PlanError(f"stream {text!r}: {key} is there twice; give it once")
         try:
             values[key] = int(value) if kinds[key] is int else float(value)
         except ValueError:
             wanted = "a whole number" if kinds[key] is int else "a number"
-            raise PlanError(f"stream {text!r}: {key} must be {wanted}, not {value!r}, as in {name}:{key}=1") from None
+            raise PlanError(
+                f"stream {text!r}: {key} must be {wanted}, not {value!r}, as in {name}:{key}={usual[key]}"
+            ) from None
     return STREAMS[name](**values)  # type: ignore[arg-type]
 
 

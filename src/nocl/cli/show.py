@@ -133,6 +133,13 @@ def session_table(result: RunResult) -> Table:
             continue  # no base session
         values = [_percent(value) for value in (scores.acc, scores.base, scores.novel, scores.hm)]
         table.add_row("base" if t == 0 else str(t), str(seen), *values, f"{seconds:.1f}")
+    if result.a_auc is not None:
+        anytime = {
+            "A_AUC": result.a_auc, "A_last": result.a_last, "A_avg": result.a_avg, "worst class": result.worst_class,
+            "class forgetting": result.class_forgetting,
+        }  # fmt: skip
+        found = ", ".join(f"{name} {_percent(value)}" for name, value in anytime.items())
+        table.caption = f"{found}; testing took {sum(result.test_seconds):.1f} seconds"
     return table
 
 

@@ -49,6 +49,7 @@ class Summary:
     average: Estimate
     forgetting: Estimate | None
     online_seconds: Estimate  # learning sessions 1 ... S, without base training and testing
+    test_seconds: Estimate  # all tests
     state_bytes: Estimate
     curve: tuple[Estimate, ...]  # Acc after each session, the base first if there is one
     a_auc: Estimate | None  # of tests in the middle of sessions, None where there were none
@@ -159,6 +160,7 @@ def _summary(runs: Sequence[RunResult], label: str, setting: str) -> Summary:
         average=sure(lambda run: run.average),
         forgetting=over(lambda run: run.forgetting),
         online_seconds=sure(lambda run: math.fsum(run.seconds[1:])),
+        test_seconds=sure(lambda run: math.fsum(run.test_seconds)),
         state_bytes=sure(lambda run: sum(run.state_bytes.values())),
         a_auc=over(lambda run: run.a_auc),
         a_last=sure(lambda run: run.a_last),

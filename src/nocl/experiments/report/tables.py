@@ -101,6 +101,7 @@ ANYTIME = (
     _measure("A_avg", lambda row: row.a_avg, "the same, mean over the ends of sessions"),
     _measure("Worst class", lambda row: row.worst_class, "accuracy of the class that is known worst"),
     _measure("Class forgetting", lambda row: row.class_forgetting, "drop of a class from its best earlier test"),
+    Column("Testing", lambda row: duration(row.test_seconds.mean), "time of all tests, no part of Online"),
 )
 
 
@@ -240,7 +241,7 @@ def _record(row: Summary) -> dict[str, JSON]:
         "sessions": len(run.sizes) - 1,
         **run.tags,
     }
-    for name in ("acc", "base", "novel", "hm", "average", "forgetting", "online_seconds", "state_bytes",
+    for name in ("acc", "base", "novel", "hm", "average", "forgetting", "online_seconds", "test_seconds", "state_bytes",
                  "a_auc", "a_last", "a_avg", "worst_class", "class_forgetting"):  # fmt: skip
         value: Estimate | None = getattr(row, name)
         record[f"{name}_mean"] = None if value is None else value.mean
