@@ -11,6 +11,8 @@ arrive. The measure is the mean over both of mean class accuracy at the end and 
 while learning.
 """
 
+import itertools
+import json
 from collections.abc import Mapping
 
 import torch
@@ -93,6 +95,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--backbone", default="tiny_resnet18")
     arguments.add_argument("--epochs", type=int, default=5)
+    arguments.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     args = arguments.parse_args()
     whole = data.load("cifar100", root=args.data)
     copy = class_incremental(base_only(whole, class_incremental(whole).blocks[0]), partition=PARTITION)
@@ -102,21 +105,24 @@ def main() -> None:
     elif set(trained_classes(path) or ()) != set(copy.base.classes):
         raise SystemExit(f"{path.name} was not trained on the pseudo-base classes alone")
     features = extract(copy.data, path, cache=args.cache, backbone=args.backbone)
-    trials: list[JSON] = []
-    for method, params in METHODS.items():
-        for kind in STREAMS:
-            for seed in SEEDS:
-                trials += measure(method, params, features, kind, seed)
-    chosen = {method: choose(trials, method) for method in METHODS}  # type: ignore[arg-type]
-    keep(
-        args.out / "tune_balance.json",
-        f"python benchmarks/tune_balance.py --backbone {args.backbone} "
-        + (f"--epochs {args.epochs}" if args.weights is None else f"--weights {args.weights.name}"),
-        None,
-        best={method: value for method, (value, _) in chosen.items()},
-        measure={method: means for method, (_, means) in chosen.items()},
-        trials=trials, base=origin, stream=copy.describe(), network=features.origin,
-    )  # fmt: skip
+    out = args.out / "tune_balance.json"
+    trials = json.loads(out.read_text("utf-8"))["trials"] if out.exists() else []
+    for method in args.methods:
+        if any(trial["method"] == method for trial in trials):
+            continue  # from an earlier call
+        for kind, seed in itertools.product(STREAMS, SEEDS):
+            trials += measure(method, METHODS[method], features, kind, seed)
+        found = [name for name in METHODS if any(trial["method"] == name for trial in trials)]
+        chosen = {name: choose(trials, name) for name in found}
+        keep(
+            out,
+            f"python benchmarks/tune_balance.py --backbone {args.backbone} "
+            + (f"--epochs {args.epochs}" if args.weights is None else f"--weights {args.weights.name}"),
+            None,
+            best={name: value for name, (value, _) in chosen.items()},
+            measure={name: means for name, (_, means) in chosen.items()},
+            trials=trials, base=origin, stream=copy.describe(), network=features.origin,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
