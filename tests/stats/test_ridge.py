@@ -96,7 +96,7 @@ RANPAC = CASES["ranpac"]
 
 
 def _ranpac(**params: Any) -> RanPAC:
-    learner: RanPAC = on_features(RanPAC, 5, expansion=12, **params)
+    learner: RanPAC = on_features(RanPAC, 5, expansion=12, balance=0.0, **params)  # as the paper
     learner.layer.matrix.copy_(doubles(RANPAC["inputs"]["W_rand"]))
     return learner
 
@@ -204,7 +204,7 @@ def test_a_class_met_but_never_seen_is_never_predicted(cls: Any) -> None:
 
 
 def _acil(activation: str, matrix: list[list[float]], gamma: float) -> ACIL:
-    learner: ACIL = on_features(ACIL, 4, expansion=9, gamma=gamma, activation=activation)
+    learner: ACIL = on_features(ACIL, 4, expansion=9, gamma=gamma, activation=activation, balance=0.0)  # as the papers
     learner.layer.matrix = doubles(matrix).T
     return learner
 
@@ -254,3 +254,16 @@ def test_acil_builds_no_graph_and_leaves_the_network_alone() -> None:
     learner.learn(z.requires_grad_(), y)
     assert not learner.solution.weight.requires_grad
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.network.state_dict().items())
+
+
+@pytest.mark.parametrize(("cls", "ridge"), [(ACIL, "gamma"), (RanPAC, "ridge")])
+def test_balance_divides_by_the_share_of_images_and_leaves_equal_classes_alone(cls: Any, ridge: str) -> None:
+    z = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
+    equal, unequal = torch.arange(3).repeat(10), torch.tensor([0] * 24 + [1] * 4 + [2] * 2)
+    for y, factor in ((equal, torch.ones(3)), (unequal, 10 / torch.tensor([24.0, 4.0, 2.0]))):
+        scores = []
+        for balance in (0.0, 0.5):
+            learner = on_features(cls, 4, expansion=9, balance=balance, **{ridge: 0.1})
+            feed(learner, z, y)
+            scores.append(_by_label(learner, learner.score(z)))
+        torch.testing.assert_close(scores[1], scores[0] * factor.double().sqrt())

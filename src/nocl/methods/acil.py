@@ -67,7 +67,7 @@ class ACIL(FrozenLearner):
         expansion: Natural = 2048,
         gamma: Positive = 0.1,
         activation: Activation = "relu",
-        balance: Fraction = 0.0,
+        balance: Fraction = 0.75,
         **common: Unpack[FrozenCommon],
     ) -> None:
         super().__init__(**common)

@@ -70,7 +70,7 @@ class RanPAC(FrozenLearner):
         ridge: Positive | None = None,
         l2_input: bool = False,
         scaled: bool = False,
-        balance: Fraction = 0.0,
+        balance: Fraction = 0.75,
         **common: Unpack[FrozenCommon],
     ) -> None:
         super().__init__(**common)
