@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ("tests.support.given_network",)  # fixtures: a network file and a run on its features
 MARKS = {
     "slow": "they take minutes each: pytest -m slow",
     "ray": "they start a local Ray: pytest -m ray tests/experiments/test_ray.py",

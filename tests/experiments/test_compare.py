@@ -11,24 +11,15 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from nocl import nets
-from nocl.checks import easy_images
 from nocl.cli import app
-from nocl.data import Dataset, ImageSet
-from nocl.data import features as feature_module
-from nocl.data.features import FeatureData, extract, trained_classes
-from nocl.experiments.compare import bound, jobs_of, read_method
+from nocl.data import ImageSet
+from nocl.experiments.compare import jobs_of, read_method
 from nocl.experiments.grid import Engine, run_grid
 from nocl.experiments.job import Job
-from nocl.experiments.linear_probe import linear_probe
 from nocl.experiments.on_network import stream_on_network
-from nocl.experiments.report.compare import comparison_numbers, comparison_table
-from nocl.experiments.report.summary import summarise
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS, make
-from nocl.methods.ncm import NCM
 from nocl.nets import Backbone
-from nocl.plumbing.files import write_tensors
 from nocl.plumbing.registry import UnknownNameError
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError, heads_on_features
@@ -37,160 +28,13 @@ from nocl.results import RunResult
 from nocl.run import run
 from nocl.streams import class_incremental
 from tests.support.feature_nets import blobs
+from tests.support.given_network import ORDER, PARTITION, method, tiny
 
-PARTITION = "60+20x2"  # of ten classes: six, then two sessions of two
-ORDER = torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
 BATCH_FREE = [
     name
     for name, cls in METHODS.items()
     if issubclass(cls, FrozenLearner) and not cls.depends_on_batching and not make(name).needs_heads()
 ]
-
-
-def tiny() -> Dataset:
-    """Ten classes of easy images."""
-    sets = []
-    for n, seed in ((24, 1), (4, 2)):
-        x, y = easy_images(range(10), n, seed)
-        noise = torch.randint(60, x.shape, generator=torch.Generator().manual_seed(seed))
-        sets.append(ImageSet.of((x // 2 + noise).to(torch.uint8).numpy(), y.numpy()))
-    return Dataset("tiny", *sets, class_names=tuple("abcdefghij"))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("network") / "tiny.safetensors"
-    network = nets.build("tiny_resnet18", seed=3)
-    write_tensors(path, network.state_dict(), {"classes": ORDER[:6]})
-    return path
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def features(checkpoint: Path, cache: Path) -> FeatureData:
-    return extract(tiny(), checkpoint, cache=cache, backbone="tiny_resnet18")
-
-
-@pytest.fixture
-def like(checkpoint: Path, cache: Path) -> Job:
-    """A run of NCM on the stored features; the others are made from it."""
-    return Job(
-        "ncm", {"backbone": "tiny_resnet18"}, dataset="tests.experiments.test_compare:tiny", partition=PARTITION,
-        network_from=str(checkpoint), feature_cache=str(cache), order_seed=0,
-    )  # fmt: skip
-
-
-def method(like: Job, name: str, **params: Any) -> Job:
-    """The job with another method and its quick parameters."""
-    return replace(like, method=name, params={**like.params, **METHODS[name].check_params, **params})
-
-
-# --- features ---
-
-
-def test_cached_features_are_those_of_the_network(features: FeatureData, checkpoint: Path) -> None:
-    learner = NCM(backbone="tiny_resnet18", weights=str(checkpoint))
-    base = class_incremental(tiny(), partition=PARTITION).base
-    learner.fit_base(base)
-    x, _ = tiny().test.take([5, 17])
-    cached, _ = features.test.take([5, 17])
-    torch.testing.assert_close(learner.features(x), cached, atol=1e-5, rtol=1e-5)
-    assert isinstance(features.train.images, np.memmap)
-    assert trained_classes(checkpoint) == tuple(ORDER[:6])
-
-
-def test_features_are_computed_once_for_each_network_and_again_if_left_unfinished(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tiny()
-    extract(data, checkpoint, cache=tmp_path, backbone="tiny_resnet18")
-    calls: list[str] = []
-    real = feature_module._write_features
-    monkeypatch.setattr(
-        feature_module, "_write_features", lambda path, *rest: (calls.append(path.name), real(path, *rest))[1]
-    )
-    extract(data, checkpoint, cache=tmp_path, backbone="tiny_resnet18")
-    assert not calls
-    next(tmp_path.glob("*/about.json")).unlink()
-    extract(data, checkpoint, cache=tmp_path, backbone="tiny_resnet18")
-    assert calls == ["train.npy", "test.npy"]
-    other = tmp_path / "other.safetensors"
-    write_tensors(other, nets.build("tiny_resnet18", seed=4).state_dict(), {"classes": ORDER[:6]})
-    extract(data, other, cache=tmp_path, backbone="tiny_resnet18")
-    extract(data, checkpoint, cache=tmp_path, backbone="tiny_resnet18", stages=[3, 4])
-    assert len(list(tmp_path.glob("features-*"))) == 3
-
-
-# --- orders on a given network ---
-
-
-def test_order_zero_is_the_usual_stream_and_others_permute_the_novel_classes() -> None:
-    usual = class_incremental(tiny(), partition=PARTITION, order_seed=0)
-    streams = [stream_on_network(tiny(), ORDER[:6], partition=PARTITION, order_seed=order) for order in range(6)]
-    assert streams[0].blocks == usual.blocks
-    assert torch.equal(next(iter(streams[0].sessions[0])).x, next(iter(usual.sessions[0])).x)
-    assert {each.blocks[0] for each in streams} == {tuple(ORDER[:6])}
-    assert len({each.blocks for each in streams}) >= 4  # of 24 permutations
-    assert len({json.dumps(each.base.describe()) for each in streams}) == 1  # orders share the base session
-    for each in streams:
-        assert sorted(label for block in each.blocks for label in block) == list(range(10))
-        assert marks(each.describe()) == (0, 0)
-
-
-def test_a_network_of_another_seeds_classes_takes_that_seeds_order_whole() -> None:
-    usual = class_incremental(tiny(), partition=PARTITION, order_seed=5)
-    own = stream_on_network(tiny(), usual.blocks[0], partition=PARTITION, order_seed=5)
-    assert own.blocks == usual.blocks
-    other = stream_on_network(tiny(), usual.blocks[0], partition=PARTITION, order_seed=1)
-    assert other.blocks[0] == usual.blocks[0]
-    assert other.blocks[1:] != usual.blocks[1:]
-
-
-def test_a_foreign_order_is_the_seeds_own_and_its_leak_is_refused_unless_allowed(like: Job) -> None:
-    foreign = replace(like, order_seed=1, foreign_order=True)
-    usual = class_incremental(tiny(), partition=PARTITION, order_seed=1)
-    leaked = len(set(ORDER[:6]) - set(usual.blocks[0]))
-    assert leaked
-    with pytest.raises(
-        WrongBaseError, match=f"{leaked} of them would come again as novel; give each class order a net"
-    ):
-        foreign.stream()
-    allowed = replace(foreign, allow_leak=True)
-    assert allowed.stream().blocks == usual.blocks
-    assert allowed.digest() != replace(allowed, foreign_order=False).digest()
-    found = allowed.run()
-    assert marks(found.stream) == (leaked, leaked)
-    assert found.stream["foreign_order"] is True
-    assert f"LEAK: the network was trained on {leaked} of the novel classes" in summarise([found])[0].note
-
-
-def marks(about: dict[str, JSON]) -> tuple[JSON, JSON]:
-    return about["novel_classes_in_network"], about["base_classes_not_in_network"]
-
-
-def test_a_leak_is_refused_unless_allowed_and_then_counted(like: Job) -> None:
-    with pytest.raises(WrongBaseError, match="2 of them would come again as novel"):
-        replace(like, partition="40+20x3").stream()
-    leaking = replace(like, partition="40+20x3", allow_leak=True)
-    stream = leaking.stream()
-    assert marks(stream.describe()) == (2, 0)
-    assert set(stream.blocks[0]) == set(ORDER[:4])
-    assert leaking.run().stream["novel_classes_in_network"] == 2
-    larger = replace(like, partition="80+10x2", order_seed=3).stream()
-    assert marks(larger.describe()) == (0, 2)
-    assert set(ORDER[:6]) < set(larger.blocks[0])
-
-
-def test_network_that_does_not_say_its_classes_takes_the_usual_ones(like: Job, tmp_path: Path) -> None:
-    path = tmp_path / "silent.safetensors"
-    write_tensors(path, nets.build("tiny_resnet18", seed=3).state_dict(), {})
-    stream = replace(like, network_from=str(path)).stream()
-    assert stream.blocks[0] == tuple(ORDER[:6])
-    assert marks(stream.describe()) == (0, 0)
 
 
 def test_method_is_read_with_its_parameters(like: Job) -> None:
@@ -207,9 +51,6 @@ def test_method_is_read_with_its_parameters(like: Job) -> None:
     assert read("acil@stages=[1,2],activation=sigmoid,gamma=1") == ("acil", wanted)
     with pytest.raises(ValueError, match="write key=value"):
         read("slda@fixed")
-
-
-# --- runs ---
 
 
 @pytest.mark.parametrize("name", BATCH_FREE)
@@ -364,78 +205,10 @@ def test_identity_is_what_the_network_holds_and_old_runs_are_found_again(
     assert Job("ncm").digest() == "d9d046e2af035822"
 
 
-# --- the probe and the table ---
-
-
-def test_probe_is_a_minimum_and_separates_what_can_be_separated() -> None:
-    z, y = blobs(4, 60, 6, spread=0.2)
-    probe = linear_probe(z.float(), y, 4, iterations=300)
-    assert (probe.score(z.float()).argmax(1) == y).all()
-
-    def loss(weight: torch.Tensor) -> float:
-        standard = (z.float() - probe.mean) / probe.std
-        entropy = torch.nn.functional.cross_entropy(standard @ weight.T + probe.bias, y)
-        return float(entropy + probe.penalty / 2 * weight.square().sum())
-
-    here = loss(probe.weight)
-    for seed in range(5):
-        step = 0.05 * torch.randn(probe.weight.shape, generator=torch.Generator().manual_seed(seed))
-        assert loss(probe.weight + step) > here
-
-
-def table_lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("|")][2:]
-
-
-def test_table_is_sorted_under_the_bound_with_leaks_marked(like: Job, tmp_path: Path) -> None:
-    jobs = [
-        replace(method(like, name), partition=partition, order_seed=order, allow_leak=True)
-        for name in ("ncm", "slda")
-        for partition in (PARTITION, "40+20x3")
-        for order in (0, 1)
-    ]
-    results = [job.run() for job in jobs]
-    top = bound(like, tmp_path / "probe.json")
-    assert bound(like, tmp_path / "probe.json") == top  # found again
-    table = comparison_table(results, top)
-    clean, leaking = table.split("## ")[2], table.split("## ")[1]
-    assert "LEAK: the network was trained on 2 of the classes" in leaking
-    assert "LEAK" not in clean
-    rows = table_lines(clean)
-    assert rows[0].startswith("| joint linear probe")
-    accs = [float(line.split("|")[2].split("±")[0]) for line in rows[1:]]
-    assert len(accs) == 2
-    assert accs == sorted(accs, reverse=True)
-    assert all("2 orders, 1 network" in row for row in rows[1:])
-    assert all("±" not in row.split("|")[2] for row in rows[1:])  # the order changes nothing after the last session
-    numbers = comparison_numbers(results, top)
-    assert sum(isinstance(row, dict) and len(row["acc"]) == 2 for row in numbers) == 4  # type: ignore[arg-type]
-
-
-def test_rows_on_several_networks_have_an_interval_over_networks(like: Job, tmp_path: Path) -> None:
-    results = []
-    for seed in (3, 4):
-        order = torch.randperm(10, generator=torch.Generator().manual_seed(seed)).tolist()
-        path = tmp_path / f"{seed}.safetensors"
-        write_tensors(path, nets.build("tiny_resnet18", seed=seed).state_dict(), {"classes": order[:6]})
-        results.append(replace(like, network_from=str(path), feature_cache=str(tmp_path)).run())
-    (row,) = table_lines(comparison_table(results))
-    assert "| 2 networks |" in row
-    assert "±" in row
-
-
-def test_methods_on_other_stages_stand_in_the_same_table_with_what_was_chosen(like: Job) -> None:
-    results = [like.run(), method(like, "slda", stages=[3, 4]).run()]
-    table = comparison_table(results)
-    assert table.count("## ") == 1
-    assert "| slda (stages=" in table
-    assert "| ncm |" in table
-
-
 def test_command_compares_and_refuses(checkpoint: Path, tmp_path: Path) -> None:
     base = [
         "compare", "ncm", "slda@covariance=fixed", "--backbone-from", str(checkpoint), "--backbone", "tiny_resnet18",
-        "--dataset", "tests.experiments.test_compare:tiny", "--out", str(tmp_path / "out"),
+        "--dataset", "tests.support.given_network:tiny", "--out", str(tmp_path / "out"),
         "--cache", str(tmp_path / "cache"),
     ]  # fmt: skip
     done = CliRunner().invoke(app, [*base, "--partition", PARTITION, "--orders", "2"], catch_exceptions=False)
@@ -461,9 +234,6 @@ def test_runs_are_those_of_the_grid_and_only_missing_ones_run_again(like: Job, t
     accuracies = [[o.result and o.result.class_accuracy for o in outcomes] for outcomes in (first, second)]
     assert accuracies[0] == accuracies[1]
     assert accuracies[0] == [job.run().class_accuracy for job in jobs]
-
-
-# --- embeddings and networks with weights of their own ---
 
 
 def vectors_file(path: Path, sign: float = 1.0, each: int = 20) -> Path:
@@ -509,29 +279,3 @@ def test_compare_takes_one_source_of_features(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["compare", "ncm", *more])
         assert isinstance(done.exception, ValueError)
         assert "give either a network" in str(done.exception)
-
-
-def few() -> Dataset:
-    """Four classes of four easy images."""
-    sets = [ImageSet.of(x.numpy(), y.numpy()) for x, y in (easy_images(range(4), n, n) for n in (3, 1))]
-    return Dataset("few", *sets, class_names=tuple("abcd"))
-
-
-def test_weights_that_belong_to_a_name_need_no_file_and_each_engine_keeps_its_features(tmp_path: Path) -> None:
-    job = Job(
-        "rda", {"backbone": "efficientnet_lite0@96"}, dataset="tests.experiments.test_compare:few",
-        partition="50+25x2", network_from="pretrained", feature_cache=str(tmp_path),
-    )  # fmt: skip
-    result = job.run()
-    assert result.base["weights"] == "efficientnet-lite0-57934424.pth"
-    assert result.stream["network_classes_unknown"] is True
-    assert result.stream["features"]["stages"] == [3, 4, 5]  # type: ignore[index, call-overload]
-    assert len(list(tmp_path.glob("features-*"))) == 1
-    faster = replace(job, engine="onnx")
-    torch.testing.assert_close(
-        torch.from_numpy(np.array(faster.stream().data.train.images)),
-        torch.from_numpy(np.array(job.stream().data.train.images)), atol=1e-4, rtol=1e-4,
-    )  # fmt: skip
-    assert len(list(tmp_path.glob("features-*"))) == 2
-    with pytest.raises(WrongBaseError, match="'tiny_resnet18' has no weights of its own"):
-        replace(job, params={"backbone": "tiny_resnet18"}).stream()
