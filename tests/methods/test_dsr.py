@@ -346,3 +346,12 @@ def test_an_objective_without_projection_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="needs an objective that trains its projection"):
         learner.fit_base(split(easy_images(BASE_LABELS, 2, seed=1), 8))
+
+
+def test_the_fast_preset_is_what_the_search_on_base_classes_chose() -> None:
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / "dsr_fast.json"
+    found = json.loads(file.read_text("utf-8"))
+    rows = {(row["samples"], row["iterations"], row["outer_lr"]): row["hm"] for row in found["rows"]}
+    fast = DSR.presets["fast"]
+    assert {name: found["chosen"][name] for name in fast} == fast
+    assert rows[fast["samples"], fast["iterations"], fast["outer_lr"]] >= rows[20, 20, 0.01] - 0.5

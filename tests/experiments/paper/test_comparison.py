@@ -42,6 +42,8 @@ def test_results_made_for_an_experiment_may_stray_in_what_its_rows_leave_open() 
     table = lines(experiment, [*records, *place(experiment, [dsr(0.7)]), *records])
     found = [(line.label, line.ours["acc"].mean, line.ours["acc"].seeds) for line in table if line.runs]
     assert found == [("lambda = 0.1, dim=64", 40, 1), ("lambda = 0.5, dim=64", 50, 1), ("lambda = 0.5", 70, 1)]
+    control = place(find("main-60-4-10"), [dsr(0.4, iterations=0, dim=64)], loosely=True)
+    assert [record.row.label for record in control] == ["DSR T=0"]  # and not DSR with T = 0
     (line,) = lines(find("convergence"), place(find("convergence"), cut[1:], loosely=True))[:1]
     assert (line.setting, line.verdict) == ("dim=64", "no paper value")
     params = {**make("scr").get_params(), "lr": 0.3}

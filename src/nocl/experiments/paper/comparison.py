@@ -127,8 +127,10 @@ def place(experiment: Experiment, results: Iterable[RunResult], *, loosely: bool
             continue  # the leak of the published code stands in a table of its own
         if "features" in result.stream and "acc" not in experiment.metrics:
             continue  # its time is not that of a run
-        for row in experiment.rows:
-            if _belongs(row, result, experiment, loosely):
+        rows = [row for row in experiment.rows if _belongs(row, result, experiment, loosely)]
+        strays = {row.label: len(_strayed(row, result)) for row in rows}
+        for row in rows:
+            if strays[row.label] == min(strays.values()):  # a result without refinement is T = 0, not DSR with T = 0
                 memory = result.params.get("memory_size")
                 kept = memory if isinstance(memory, int) and "acc" in experiment.metrics else None
                 records.append(Record(row, str(result.stream["dataset"]), kept, result))

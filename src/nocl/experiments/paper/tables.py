@@ -37,6 +37,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     )
 }  # fmt: skip
 CONTROL = Row("DSR T=0", "dsr", params={"iterations": 0})
+FAST = Row("DSR fast", "dsr", "fast")
 _PARTITION_ROWS = ("ALICE", "PASS", "SCR", "SCR_ft", "OCM", "OCM_ft", "DVC", "DVC_ft", "DSR")
 _MAIN_ROWS = tuple(_NAMES)
 
@@ -52,7 +53,7 @@ def _partition(text: str, rows: tuple[str, ...], title: str) -> Experiment:
     others = tuple(Row(name, name) for name in METHODS if name not in known)
     name = "partition-" if text != "60+4x10" else "main-"
     name += text.replace("+", "-").replace("x", "-")
-    return Experiment(name, title, (*_methods(*rows), CONTROL, *others), text, ALL_DATASETS, text)
+    return Experiment(name, title, (*_methods(*rows), CONTROL, FAST, *others), text, ALL_DATASETS, text)
 
 
 def _beside_control(label: str, params: dict[str, JSON], x: float | None = None) -> tuple[Row, ...]:
