@@ -199,6 +199,13 @@ def test_a_learner_that_does_not_depend_on_batches_is_tested_at_exactly_that_ima
     result = run(tested, blurred(), test_every=7)  # in the middle of batches of 3
     assert result.anytime is not None
     assert list(result.anytime.images) == [7, 14, 21, 28]
+    asked: list[int] = []
+    ncm = learner("ncm")
+    ncm.predict = lambda x: asked.append(len(x)) or type(ncm).predict(ncm, x)  # type: ignore[method-assign, func-returns-value]
+    ends = run(ncm, blurred(), test_every=32)  # the last test falls on the end of the last session
+    assert ends.anytime is not None
+    assert ends.anytime.class_accuracy[-1] == ends.class_accuracy[-1]
+    assert sum(asked) == 2 * (6 + sum(len(set().union(*blurred().blocks[: t + 1])) for t in (1, 2, 3)))  # the last once
     x = small(10, per_class=8).test.take(np.arange(20)).x
     assert torch.allclose(tested.decision_function(x), plain.decision_function(x), atol=1e-6)
 

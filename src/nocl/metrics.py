@@ -291,6 +291,7 @@ class Exam:
         self._met = {label for block in stream.blocks[:session] for label in block}
         self._images = sum(done.n_images for done in stream.sessions[: session - 1])
         self.found, self.seconds = before or (Anytime(every) if every else None), 0.0
+        self.answers: tuple[Tensor, Tensor] | None = None  # of a test after which no image has come
 
     def parts(self, batch: Batch) -> Iterator[Batch]:
         """The batch in the parts between which tests are due; each must be learned, then told to :meth:`after`."""
@@ -309,10 +310,12 @@ class Exam:
             return
         before, self._images = self._images, self._images + len(y)
         self._met |= set(y.tolist())
+        self.answers = None
         if before // self.found.every == self._images // self.found.every:
             return
         start = perf_counter()
         truth, answer = _answers(self._learner, [self._stream.test_images(self._met)], self._batch_size)
+        self.answers = truth, answer
         self.found = Anytime(
             self.found.every,
             (*self.found.images, self._images),
