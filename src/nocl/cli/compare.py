@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from nocl.cli.options import AllowLeak, Cache, Dataset, Device, NetworkEngine, Root, Threads, Workers
 from nocl.cli.reproduce import tell_failures
 from nocl.cli.show import shown_progress
 from nocl.data.embeddings import NAME as EMBEDDINGS
@@ -34,8 +35,8 @@ def compare_command(
         Path | None,
         typer.Option(help="A file of `nocl embed` for testing; default: a fifth of each class of --features."),
     ] = None,
-    dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "cifar100",
-    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
+    dataset: Dataset = "cifar100",
+    root: Root = None,
     partition: Annotated[
         list[str] | None, typer.Option(help="Percent of base classes + percent in each session x sessions; repeatable.")
     ] = None,
@@ -43,27 +44,20 @@ def compare_command(
     backbone: Annotated[
         str, typer.Option(help="The kind of network, such as efficientnet_lite0@128.")
     ] = "reduced_resnet18",
-    engine: Annotated[str, typer.Option(help="Engine that computes features: torch, onnx.")] = "torch",
+    engine: NetworkEngine = "torch",
     seed: Annotated[int, typer.Option(help="Random seed of the learners, the same for all orders.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for results and the table.")] = Path("runs/compare"),
-    cache: Annotated[Path | None, typer.Option(help="Folder of computed features; default the user's cache.")] = None,
-    allow_leak: Annotated[
-        bool,
-        typer.Option(
-            "--allow-leak", help="Also run partitions whose novel classes the network was trained on; results say so."
-        ),
-    ] = False,
+    cache: Cache = None,
+    allow_leak: AllowLeak = False,
     probe: Annotated[
         bool, typer.Option(help="Add a linear classifier trained on all classes at once, as an upper bound.")
     ] = True,
     paired: Annotated[
         bool, typer.Option("--paired", help="Add paired significance tests of the first method against each other one.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    workers: Annotated[
-        int | None, typer.Option(help="Number of parallel runs; default: from the number of cores.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
+    device: Device = "cpu",
+    workers: Workers = None,
+    threads: Threads = None,
 ) -> None:
     """Compare methods on identical features of one frozen network, or on embeddings of your own."""
     named = {"file": features, "test": test_features}

@@ -1,13 +1,13 @@
 """``nocl data``: list data sets, download one, check one."""
 
 import json
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from nocl.cli.options import Data, Root
 from nocl.cli.show import shown_progress
 from nocl.data import DATASETS, about, default_root, load
 from nocl.data.download import get as fetch
@@ -16,10 +16,6 @@ from nocl.experiments.job import parse_settings
 from nocl.plumbing.types import JSON
 
 data_app = typer.Typer(help="List, download and check data sets.", no_args_is_help=True, add_completion=False)
-
-Root = Annotated[
-    Path | None, typer.Option(help="Folder of data sets [default: NOCL_DATA, else the user's cache directory].")
-]
 
 
 @data_app.command("list")
@@ -47,7 +43,7 @@ def check(
     root: Root = None,
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels, for sets that are resized.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out files that are not images.")] = False,
-    data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
+    data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Load a data set and print its counts, shapes, images per class and content hash."""

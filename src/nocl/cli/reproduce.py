@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from nocl.cli.options import AllowLeak, BackboneFrom, Cache, Device, Epochs, Root, Settings, Threads, Workers
 from nocl.cli.show import shown_progress
 from nocl.experiments.grid import Engine, Outcome
 from nocl.experiments.job import parse_settings
@@ -35,35 +36,28 @@ def reproduce(
     test_every: Annotated[
         int | None, typer.Option(help="Also test within sessions, after every so many images.")
     ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of computed features; default the user's cache.")] = None,
+    cache: Cache = None,
     memory: Annotated[str, typer.Option(help="Memory sizes of methods that keep exemplars.")] = "1000,2000",
-    epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Parameter of every run, key=value.")] = None,
+    epochs: Epochs = None,
+    settings: Settings = None,
     scale: Annotated[
         str, typer.Option(help="full, or small for a quick trial with embedded data and a tiny network.")
     ] = "full",
-    backbone_from: Annotated[Path | None, typer.Option(help="Use the trained base network in this file.")] = None,
+    backbone_from: BackboneFrom = None,
     networks: Annotated[
         str,
         typer.Option(help="Folder of trained base networks, for methods on a frozen network; none: train them all."),
     ] = str(KEPT),
-    allow_leak: Annotated[
-        bool,
-        typer.Option(
-            "--allow-leak", help="Also run partitions whose novel classes that network was trained on; results say so."
-        ),
-    ] = False,
-    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    allow_leak: AllowLeak = False,
+    root: Root = None,
+    device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for runs, base networks and tables.")] = Path("runs/reproduce"),
     keep_in: Annotated[
         Path | None, typer.Option("--keep", help="Copy finished results to this folder, to be committed.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(help="Number of parallel runs; default: from the number of cores.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
+    workers: Workers = None,
+    threads: Threads = None,
     address: Annotated[str | None, typer.Option(help="Address of a Ray cluster; default: start Ray here.")] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of each run, for Ray.")] = 0.0,
     retries: Annotated[int, typer.Option(help="How often Ray tries a lost run again.")] = 3,

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from nocl.checks import LEARNER_CHECKS, each_check
+from nocl.cli.options import BackboneFrom, Data, Dataset, Device, Epochs, NetworkEngine, Partition, Root, Settings
 from nocl.cli.show import session_table, shown_progress
 from nocl.experiments import report as reports
 from nocl.experiments.job import Job, over, parse_settings, read_preset
@@ -30,12 +31,10 @@ WHICH_METHOD = (
 @run_app.command()
 def run(
     method: Annotated[str | None, typer.Argument(help="A method's name, or module:Class.")] = None,
-    dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "glyphs",
-    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
-    partition: Annotated[
-        str, typer.Option(help="Percent of base classes + percent in each session x sessions.")
-    ] = "60+4x10",
+    dataset: Dataset = "glyphs",
+    root: Root = None,
+    data: Data = None,
+    partition: Partition = "60+4x10",
     stream: Annotated[
         str, typer.Option(help="Another stream than the partition's, such as si_blurry:base=60,sessions=5.")
     ] = "",
@@ -44,18 +43,16 @@ def run(
     order_seed: Annotated[
         int | None, typer.Option(help="Random seed of the class order alone; default: --seed.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
+    epochs: Epochs = None,
     schedule: Annotated[
         str | None, typer.Option(help="Learning rate of the base session: constant, onecycle, cosine, steps:60,70.")
     ] = None,
     base_batch_size: Annotated[int, typer.Option(help="Images in a batch of the base session.")] = 100,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Parameter of the method, key=value; repeatable.")
-    ] = None,
+    settings: Settings = None,
     preset: Annotated[str | None, typer.Option(help="Named settings of the method, or a file of `nocl tune`.")] = None,
-    backbone_from: Annotated[Path | None, typer.Option(help="Use the trained base network in this file.")] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps.")] = "cpu",
-    engine: Annotated[str, typer.Option(help="Engine that computes a frozen network: torch, onnx.")] = "torch",
+    backbone_from: BackboneFrom = None,
+    device: Device = "cpu",
+    engine: NetworkEngine = "torch",
     devices: Annotated[int, typer.Option(help="Processes on this machine that share the base training.")] = 1,
     nodes: Annotated[
         int, typer.Option(help="Machines that share the base training; start the same command on each.")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nocl.cli.options import Data, Dataset, Device, Epochs, Root, Settings
 from nocl.cli.show import shown_progress
 from nocl.experiments.job import Job, over, parse_settings
 from nocl.experiments.tune import Tuning, spaces_of
@@ -18,21 +19,21 @@ tune_app = typer.Typer()
 @tune_app.command()
 def tune(
     method: Annotated[str, typer.Argument(help="A method's name, or module:Class.")],
-    dataset: Annotated[str, typer.Option(help="See `nocl list datasets`.")] = "glyphs",
-    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default NOCL_DATA.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="Option of the data set, key=value; repeatable.")] = None,
+    dataset: Dataset = "glyphs",
+    root: Root = None,
+    data: Data = None,
     partition: Annotated[str, typer.Option(help="Decides, with the seed, which classes are base classes.")] = "60+4x10",
     seed: Annotated[int, typer.Option(help="Random seed of the class order, the learner and the search.")] = 0,
     space: Annotated[
         list[str] | None, typer.Option(help="name=low:high, with :log or :int after it, or name=a,b,c; repeatable.")
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Fixed parameter, key=value.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of the base session.")] = None,
+    settings: Settings = None,
+    epochs: Epochs = None,
     trials: Annotated[int, typer.Option(help="Number of trials in all; run again with more to continue.")] = 20,
     metric: Annotated[
         str, typer.Option(help="What is maximised: acc, hm or average, on held-out images of base classes.")
     ] = "acc",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder of the study; default runs/tune/METHOD-DATASET.")] = None,
 ) -> None:
     """Choose parameters on base classes alone and write them as a file for `nocl run --preset`; can be continued."""

@@ -1,7 +1,7 @@
-"""The web application: predictions, learning, forgetting, health, metrics, and the page. No logic of learning here.
+"""The web application: predictions, learning, forgetting, health, metrics, and the page.
 
-Who may ask what is decided in :mod:`nocl.app.serve.door`. A change may carry an ``Idempotency-Key`` header: sent again
-with the same key it is answered as the first time and not done again, across restarts.
+Permissions are checked in :mod:`nocl.app.serve.door`. A change may have an ``Idempotency-Key`` header: if it is sent
+again with the same key, it gets the first answer and is not done again, also after a restart.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ def build(
 ) -> FastAPI:
     """The application around an open store. It closes the store when it stops.
 
-    With ``private`` reading needs the token too. ``names`` are the host names by which others know the service.
+    With ``private``, reading needs the token too. ``names`` are further host names of the service.
     ``onnxruntime_web`` is the folder of that npm package's ``dist``; with it the page can recognise on the device.
     """
     door = Door(token, private=private, names=names)
@@ -162,7 +162,7 @@ class Service:
         self.whole = WholeModel(store, self._learn, limits)
 
     def close(self) -> None:
-        """Finish what waits, write the model, let go of it."""
+        """Finish waiting requests, write the model, release its lock."""
         self._predict.close()
         self._learn.close()
         self.store.close()

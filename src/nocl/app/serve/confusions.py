@@ -1,4 +1,4 @@
-"""Which classes are taken for one another: counted from corrections, in memory, names only."""
+"""Which classes are confused: counted from corrections, in memory, names only."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -13,7 +13,7 @@ class Confusions:
         self._times: Counter[tuple[str, str]] = Counter()
 
     def add(self, right: str, taken_for: str) -> None:
-        """Someone said that a picture taken for one class is of the other."""
+        """Count a correction: a picture predicted as one class is of the other."""
         if right != taken_for:
             self._times[right, taken_for] += 1
         if len(self._times) > PAIRS:

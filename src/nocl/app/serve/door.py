@@ -1,8 +1,8 @@
-"""Who may ask: the host's name is checked always, the token for changes, and for reading where that is wanted.
+"""Access control: the host name is always checked, the token for changes, and for reading if the service is private.
 
-A web page can make a browser ask any address, under a name of its own that it points there. So a request must be
-addressed to this machine by a name or address that no other site can own. Without a token only this machine may
-change the model, and only from the service's own page.
+A web page can make a browser send requests to any address, under a host name of its own that resolves to that address
+(DNS rebinding). So the host name of a request must be one that no other site can own. Without a token only this machine
+may change the model, and only from the service's own page.
 """
 
 import hmac
@@ -32,16 +32,16 @@ class Door:
 
     @property
     def needs_token(self) -> bool:
-        """Whether changes need a token."""
+        """True if changes need a token."""
         return self._token is not None
 
     def may_read(self, request: Request) -> None:
-        """Refuse reading without the token where the service is private."""
+        """Refuse reading without the token if the service is private."""
         if self.private:
             self._check_token(request, "this service")
 
     def may_change(self, request: Request) -> None:
-        """Refuse a change without the token, or, where there is none, from anywhere but our own page."""
+        """Refuse a change without the token, or, if there is none, from other pages than our own."""
         if self._token is not None:
             self._check_token(request, "changes")
             return
@@ -50,7 +50,7 @@ class Door:
             raise HTTPException(403, "changes from other sites are refused")
 
     def wrong_host(self, request: Request) -> JSONResponse | None:
-        """The refusal of a request that is addressed to a name which is not this service's."""
+        """The error for a request with a host name that is not this service's; None if it is right."""
         given = request.headers.get("host", "")
         host = _host(given)
         if host is None:

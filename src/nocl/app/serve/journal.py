@@ -1,12 +1,12 @@
-"""A journal of what was learned since the model file was written: one SQLite file, on disk before anyone is told.
+"""A journal of what was learned since the model file was written: one SQLite file, on disk before an answer.
 
-A group of lessons is one transaction. The journal knows the model file it belongs to by the file's SHA-256. Before
-the model is written anew, the journal notes the digest that the new file will have: after a kill at any moment the
+A group of lessons is one transaction. The journal stores the SHA-256 of its model file. Before the model is written
+again, the journal notes the digest that the new file will have: after a kill at any moment the
 file on disk shows whether the lessons are in it. Each record carries a digest that also covers the records before it,
-so a changed, missing or added record is noticed; then the journal is refused by name and nothing is deleted.
+so a changed, missing or added record is detected; then the journal is refused and nothing is deleted.
 
 The mode is a rollback journal with ``synchronous=EXTRA``. A write-ahead log would be faster, but SQLite drops the
-damaged end of one without a word, and what was acknowledged last would be lost.
+damaged end of one without an error, and what was acknowledged last would be lost.
 """
 
 import contextlib

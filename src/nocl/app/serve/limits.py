@@ -1,4 +1,4 @@
-"""What a service accepts. Beyond it a request is refused with the limit in the message, before work is done."""
+"""The limits of a service. A request beyond them is refused before any work, with the limit in the message."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""HTTP connections with time limits: uvicorn's own, which waits forever for a request that never comes whole.
+"""HTTP connections with time limits; uvicorn alone waits forever for an incomplete request.
 
-A connection must send the head of a request within some seconds, of its beginning or of its last answer. One address
+A connection must send the head of a request within some seconds after it was opened or last answered. One address
 may hold so many connections; one more takes the place of its oldest that is not being answered. A client that does not
 read its answer is closed, however small the pieces in which it pretends to.
 """

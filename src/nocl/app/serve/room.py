@@ -1,6 +1,6 @@
-"""Room for what requests bring: how many bytes may be held at once, with a part kept for small ones.
+"""Memory limits of requests: how many bytes may be held at once, with a part reserved for small requests.
 
-One large request after another must not shut out the many small ones, so each kind has room of its own.
+Large requests must not block the many small ones, so each kind has its own memory.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 
 class Room:
-    """Bytes and places; who finds none waits in line. For one event loop."""
+    """A limited number of bytes and places; a request that finds none waits in a queue. For one event loop."""
 
     def __init__(self, total: int, places: int) -> None:
         self.total, self._left, self._places = total, total, places
@@ -54,7 +54,7 @@ class Room:
 
 
 class Shelf:
-    """Bytes that wait for nobody: what does not fit is refused."""
+    """A limited number of bytes without a queue: what does not fit is refused."""
 
     def __init__(self, total: int) -> None:
         self.total, self.used = total, 0

@@ -18,7 +18,7 @@ MIN_TOKEN = 16  # characters
 
 
 class UnsafeAddressError(ValueError):
-    """Listening there without a token would let anyone teach the model."""
+    """Listening there without a token would let anyone change the model."""
 
 
 def serve(
@@ -68,7 +68,7 @@ class _Announcing(uvicorn.Server):  # type: ignore[misc]
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """The socket to listen on, taken before anything else happens: a taken port is found at once."""
+    """The socket to listen on, opened first, so that a port in use is found at once."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
@@ -86,7 +86,7 @@ def _is_address(host: str) -> bool:
 
 
 def check_address(host: str, token: str | None) -> None:
-    """Refuse an address that others can reach unless there is a token worth the name."""
+    """Refuse an address that other machines can reach, unless there is a token that is long enough."""
     if token is not None and len(token) < MIN_TOKEN:
         raise UnsafeAddressError(f"NOCL_TOKEN must have at least {MIN_TOKEN} characters, not {len(token)}")
     if token is None and not _is_loopback(host):

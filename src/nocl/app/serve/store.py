@@ -1,8 +1,8 @@
-"""A model file that learns durably: what ``learn`` and ``forget`` have returned from survives a kill at any moment.
+"""A model file with durable changes: once ``learn`` or ``forget`` has returned, the change survives a kill.
 
 One process at a time holds a model (a lock file beside it). Learning adds statistics to a journal and flushes it to
-disk; now and then, and at every ``forget``, the whole model is written by rename and the journal starts anew. Each
-change publishes a new model, so a reader that took ``model`` goes on with the one it has.
+disk; from time to time, and at every ``forget``, the whole model is written and the journal is emptied. Each change
+publishes a new model object, so a reader of ``model`` continues with the one it has.
 
 An OSError means that nothing changed, on disk or here. After one that says that the disk itself failed, nothing more
 is learned until a restart has read what the disk really holds. ``trouble`` says what is wrong, for ``/healthz``.
@@ -59,7 +59,7 @@ class OtherRequestError(ValueError):
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a change came to; ``repeated`` if it was done before under the same key."""
+    """The result of a change; ``repeated`` if it was done before with the same key."""
 
     values: dict[str, JSON]
     repeated: bool = False

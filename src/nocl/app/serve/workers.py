@@ -1,7 +1,7 @@
-"""The two threads behind the service: one predicts, one learns. Requests that wait while a thread works go together.
+"""The two threads of the service: one predicts, one learns. Requests that arrive while a thread works are grouped.
 
-Predictions read the published model and never wait for learning. Learning is one thread because order matters there,
-and one flush to disk serves all requests of a group.
+Predictions use the published model and never wait for learning. One thread learns, because the order matters and one
+flush to disk is enough for all requests of a group.
 """
 
 import queue
@@ -103,7 +103,7 @@ class Worker(Generic[J, R]):
     def _answer(self, group: list[_Job[J, R]]) -> None:
         try:
             results: Sequence[R | Exception] = self._work([job.item for job in group])
-        except Exception as error:  # whatever went wrong is every waiting request's answer, and the thread goes on
+        except Exception as error:  # any error is the answer to every waiting request, and the thread continues
             results = [error] * len(group)
         with self._lock:
             self._load -= sum(job.weight for job in group)
