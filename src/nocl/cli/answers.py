@@ -15,7 +15,7 @@ from nocl.app.serve.store import journal_of
 from nocl.cli.pictures import AsJson, Device, Folder, Model, SkipBad, Trust, load_model, measure, measured
 from nocl.data.decode import BadImageError
 
-answers_app = typer.Typer()
+answers_app = typer.Typer(add_completion=False)
 
 
 @answers_app.command()

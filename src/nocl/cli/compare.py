@@ -17,7 +17,7 @@ from nocl.experiments.report.compare import comparison_numbers, comparison_table
 from nocl.plumbing.files import write_atomically, write_json
 from nocl.plumbing.types import JSON
 
-compare_app = typer.Typer()
+compare_app = typer.Typer(add_completion=False)
 
 
 @compare_app.command("compare")

@@ -11,7 +11,7 @@ from nocl.app.embed import Embedder, embed_folder
 from nocl.cli.show import shown_progress
 from nocl.data.vectors import read_vectors
 
-embed_app = typer.Typer()
+embed_app = typer.Typer(add_completion=False)
 
 
 @embed_app.command()

@@ -14,7 +14,7 @@ import typer
 
 from nocl.plumbing.registry import UnknownNameError, unknown
 
-names_app = typer.Typer()
+names_app = typer.Typer(add_completion=False)
 
 
 @names_app.command(name="list")

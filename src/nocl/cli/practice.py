@@ -23,7 +23,7 @@ from nocl.data.folder import has_splits
 from nocl.plumbing.files import holding
 from nocl.plumbing.progress import steps
 
-practice_app = typer.Typer()
+practice_app = typer.Typer(add_completion=False)
 SECONDS_BETWEEN_LOOKS = 1.0
 
 Method = Annotated[str, typer.Option(help="The method; see `nocl list methods`.")]

@@ -17,7 +17,7 @@ from nocl.experiments.paper.reproduce import foreseen, keep, kept_used, perform,
 from nocl.experiments.paper.summary import committed, write_summary
 from nocl.experiments.paper.tables import BEYOND, EXPERIMENTS, MEMORIES, Choice, chosen_rows, find, plan
 
-reproduce_app = typer.Typer()
+reproduce_app = typer.Typer(add_completion=False)
 
 
 @reproduce_app.command()

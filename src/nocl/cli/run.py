@@ -21,7 +21,7 @@ from nocl.pretrain.devices import Compute, computing
 from nocl.results import RunResult
 from nocl.run import RESULT
 
-run_app = typer.Typer()
+run_app = typer.Typer(add_completion=False)
 WHICH_METHOD = (
     "name a method. The quickest, a minute or two on the embedded data: nocl run ncm --epochs 8 --schedule onecycle. "
     "All methods: nocl list methods"

@@ -13,7 +13,7 @@ from nocl.experiments.tune import Tuning, spaces_of
 from nocl.experiments.tune import tune as choose
 from nocl.plumbing.types import JSON
 
-tune_app = typer.Typer()
+tune_app = typer.Typer(add_completion=False)
 
 
 @tune_app.command()
