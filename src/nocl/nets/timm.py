@@ -7,6 +7,7 @@ Stages: if timm lists the network's layers of increasing depth (``feature_info``
 positions of these layers and, last, timm's own pooled feature. Otherwise that feature is the only stage.
 """
 
+import difflib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nocl.nets.backbone import Backbone
+from nocl.plumbing.registry import UnknownNameError
 
 PREFIX = "timm:"
 
@@ -55,19 +57,35 @@ class TimmNetwork(Backbone):
 
 def timm_factory(name: str) -> Callable[[], nn.Module]:
     """Builds the untrained network, without its classifier layer."""
-    return lambda: TimmNetwork(_timm().create_model(name.removeprefix(PREFIX), pretrained=False, num_classes=0))
+    return lambda: TimmNetwork(_created(name, pretrained=False))
 
 
 def load_timm(network: Backbone, name: str) -> None:
     """Fill the network with timm's weights and the normalisation they were trained with."""
     if not isinstance(network, TimmNetwork):
         raise TypeError(f"{name} must be built by nocl.nets.build before its weights are loaded")
-    trained = _timm().create_model(name.removeprefix(PREFIX), pretrained=True, num_classes=0)
+    trained = _created(name, pretrained=True)
     network.module.load_state_dict(trained.state_dict())
     settings = _settings(trained)
     for buffer, key in ((network.mean, "mean"), (network.std, "std")):
         if key in settings:
             buffer.copy_(torch.tensor(settings[key], dtype=buffer.dtype).view(3, 1, 1))
+
+
+def _created(name: str, *, pretrained: bool) -> Any:
+    timm, plain = _timm(), name.removeprefix(PREFIX)
+    if hasattr(timm, "is_model") and not timm.is_model(plain):
+        near = difflib.get_close_matches(plain, timm.list_models(), n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        raise UnknownNameError(
+            f"timm has no network {plain!r}{hint} All: python -c 'import timm; print(*timm.list_models())'"
+        )
+    try:
+        return timm.create_model(plain, pretrained=pretrained, num_classes=0)
+    except (RuntimeError, OSError) as error:
+        if not pretrained:
+            raise
+        raise OSError(f"timm could not get the weights of {plain}, which it downloads once: {error}") from error
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
