@@ -61,15 +61,7 @@ class ClassShapes(nn.Module):
     @torch.no_grad()
     def update(self, z: Tensor, columns: Tensor, stats: ClassStats) -> None:
         """Fold in features float64 [B, d]; call before ``stats`` is updated with them."""
-        classes, inverse, counts = torch.unique(columns, return_inverse=True, return_counts=True)
-        means = z.new_zeros(len(classes), self.dim).index_add_(0, inverse, z) / counts[:, None]
-        before = stats.count[classes]
-        weight = (before * counts / (before + counts)).sqrt()
-        order = inverse.argsort(stable=True)
-        place = torch.arange(len(z), device=z.device) - (counts.cumsum(0) - counts)[inverse[order]]
-        rows = z.new_zeros(len(classes), int(counts.max()) + 1, self.dim)  # deviations, then the shift of the mean
-        rows[inverse[order], place] = (z - means[inverse])[order]
-        rows[:, -1] = weight[:, None] * (means - stats.mean[classes])
+        classes, rows = deviation_rows(z, columns, stats)
         self._open(classes, stats.count)
         self._add(classes, rows.mT @ rows)
 
@@ -166,6 +158,20 @@ class ClassShapes(nn.Module):
         if isinstance(saved, Tensor) and saved.ndim == 2 and saved.shape[1] == self.triangle.shape[1]:
             self.triangle = self.triangle.new_zeros(saved.shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def deviation_rows(z: Tensor, columns: Tensor, stats: ClassStats) -> tuple[Tensor, Tensor]:
+    """Classes [C] of a batch float64 [B, d], and rows [C, m, d] whose outer products it adds to their scatters."""
+    classes, inverse, counts = torch.unique(columns, return_inverse=True, return_counts=True)
+    means = z.new_zeros(len(classes), z.shape[1]).index_add_(0, inverse, z) / counts[:, None]
+    before = stats.count[classes]
+    weight = (before * counts / (before + counts)).sqrt()
+    order = inverse.argsort(stable=True)
+    place = torch.arange(len(z), device=z.device) - (counts.cumsum(0) - counts)[inverse[order]]
+    rows = z.new_zeros(len(classes), int(counts.max()) + 1, z.shape[1])  # deviations, then the shift of the mean
+    rows[inverse[order], place] = (z - means[inverse])[order]
+    rows[:, -1] = weight[:, None] * (means - stats.mean[classes])
+    return classes, rows
 
 
 def common_basis(shapes: ClassShapes, root: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,8 @@ none while learning.
 
 ``storage`` decides what is kept of each class beside count and mean: ``full``, its covariance as a packed float32
 triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (see
-``ClassShapes``; brought to that form at the end of a session, the only use made of the boundary);
+``ClassShapes``; brought to that form at the end of a session, the only use made of the boundary); ``sketch``, rows
+of numbers that add up like the covariance itself and show its largest directions (``sketches.py``; at most 160 kB);
 ``shared``, nothing, so that all classes have the shared covariance (streaming LDA); ``mean``, nothing and no shared
 covariance either (nearest mean; nobody knows then how uncertain a mean is).
 
@@ -64,7 +65,8 @@ from torch import Tensor, nn
 from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
 from nocl.methods.rda.means import ClassMeans
-from nocl.methods.rda.rule import DENSE, LOW, NORMAL, Portable, Rule
+from nocl.methods.rda.rule import DENSE, LOW, NORMAL, SKETCHED, Portable, Rule
+from nocl.methods.rda.sketches import ClassSketches, SketchedInverses, rows_for
 from nocl.nets import StoredFeatures
 from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive, Range
 from nocl.plumbing.types import JSON
@@ -104,8 +106,9 @@ class RDA(FrozenLearner):
         What the old classes may lose for a new one of few images, 0 or more: the more, the less they lose and the less
         often the new class is recognised.
     storage
-        What is kept of each class beside count and mean: ``full``, ``lowrank``, ``shared`` or ``mean`` (see above).
-        ``"auto"``: ``full`` up to 640 feature values, ``shared`` beyond, where a covariance is megabytes a class.
+        What is kept of each class beside count and mean: ``full``, ``lowrank``, ``sketch``, ``shared`` or ``mean`` (see
+        above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, where a covariance is megabytes a
+        class, ``shared`` from 40,000 on.
     rank
         Directions that ``lowrank`` keeps of a class, 0 or more (0: the shared covariance).
     shortlist
@@ -137,7 +140,7 @@ class RDA(FrozenLearner):
         ridge: NonNegative = 0.001,
         degrees: Positive = 30.0,
         caution: NonNegative = 1.0,
-        storage: Literal["auto", "full", "lowrank", "shared", "mean"] = "auto",
+        storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
         flip: bool = False,
@@ -149,10 +152,12 @@ class RDA(FrozenLearner):
         self.power, self.prior, self.ridge = power, prior, ridge
         self.degrees, self.caution = degrees, caution
         if storage == "auto":
-            storage = "full" if self.feature_dim <= _FULL_UP_TO else "shared"
+            beyond: Literal["sketch", "shared"] = "sketch" if rows_for(self.feature_dim) else "shared"
+            storage = "full" if self.feature_dim <= _FULL_UP_TO else beyond
         self.storage, self.rank, self.shortlist, self.flip = storage, rank, shortlist, flip
         self.stats = ClassStats(self.feature_dim, "none" if storage == "mean" else "shared")
         self.shapes = ClassShapes(self.feature_dim, rank if storage == "lowrank" else None)
+        self.sketches = ClassSketches(self.feature_dim, rows_for(self.feature_dim) if storage == "sketch" else 0)
         self._rule: linalg.Cached[Rule] = linalg.Cached()
 
     @property
@@ -161,13 +166,19 @@ class RDA(FrozenLearner):
 
     @property
     def has_shapes(self) -> bool:
-        """Whether each class has a covariance of its own."""
+        """Whether each class has a covariance of its own, whole or of low rank."""
         return self.storage in ("full", "lowrank")
+
+    @property
+    def has_sketches(self) -> bool:
+        """Whether each class has the largest directions of its covariance."""
+        return self.storage == "sketch"
 
     def grow(self, n: int) -> None:
         self.stats.grow(n)
         if self.has_shapes:
             self.shapes.grow(n)
+        self.sketches.grow(n)
 
     def learn(self, z: Tensor, y: Tensor) -> None:
         check_features(z, self.feature_dim)  # before anything changes
@@ -175,22 +186,35 @@ class RDA(FrozenLearner):
         for part, where in zip(z.split(_SAMPLES_AT_ONCE), columns.split(_SAMPLES_AT_ONCE)):
             if self.has_shapes:
                 self.shapes.update(part, where, self.stats)
+            if self.has_sketches:
+                self.sketches.update(part, where, self.stats)
             self.stats.update(part, where)
 
     # --- forgetting and merging: see Learner ------------------------------------------------------------------
 
     @property
     def forgets_exactly(self) -> bool:
-        """With a whole covariance of each class the shared one is made anew from those that stay."""
-        return self.storage in ("full", "mean")
+        """Whether what a class gave to the shared covariance can be taken out again, to rounding.
+
+        With whole covariances the shared one is made anew from those that stay. A sketch knows all of a class that has
+        no more images than it has rows, and one.
+        """
+        few = self.has_sketches and bool((self.stats.count <= self.sketches.rows + 1).all())
+        return self.storage in ("full", "mean") or few
 
     def kept(self) -> str:
-        own = {"full": "mean and covariance", "lowrank": f"mean and {self.rank} directions of its covariance"}
+        own = {
+            "full": "mean and covariance", "lowrank": f"mean and {self.rank} directions of its covariance",
+            "sketch": f"mean and {self.sketches.rows} sums of products",
+        }  # fmt: skip
         beside = "" if self.storage == "mean" else ", beside one covariance of all classes"
         return f"of each class: count, {own.get(self.storage, 'mean')} of its features{beside}"
 
     def shrink(self, column: int) -> None:
+        if self.has_sketches:
+            self.stats.scatter -= self.sketches.scatter(torch.tensor([column], device=self.device))[0]
         super().shrink(column)
+        self.sketches.remove(column)
         if self.has_shapes:
             self.shapes.remove(column)
         if self.storage == "full":
@@ -202,6 +226,8 @@ class RDA(FrozenLearner):
         assert isinstance(other, RDA)
         if self.has_shapes:
             self.shapes.merge(other.shapes, columns, self.stats, other.stats)
+        if self.has_sketches:
+            self.sketches.merge(other.sketches, columns, self.stats, other.stats)
         super().absorb(other, columns)
 
     def release(self, other: Learner, columns: Tensor) -> None:
@@ -210,12 +236,15 @@ class RDA(FrozenLearner):
         super().release(other, columns)  # refuses before anything has changed
         if self.has_shapes:
             self.shapes.subtract(other.shapes, columns, before, other.stats)
+        if self.has_sketches:
+            self.sketches.subtract(other.sketches, columns, before, other.stats)
 
     def clear(self) -> None:
         super().clear()
         reference = self.shapes.reference
         self.shapes = ClassShapes(self.feature_dim, self.shapes.rank).to(self.device)
         self.shapes.reference = reference.clone()
+        self.sketches = ClassSketches(self.feature_dim, self.sketches.rows).to(self.device)
 
     def portable_scorer(self) -> nn.Module:
         """Exact scores of all classes as one product: no shortlist, whose choice of classes cannot be exported."""
@@ -244,7 +273,10 @@ class RDA(FrozenLearner):
         return (1 + self.flip) * max(_TINY, _TEMPERATURE * math.pow(apart, _TEMPERATURE_POWER))
 
     def _current(self) -> Rule:
-        state = (self.stats.mean, self.stats.count, self.stats.scatter, self.shapes.row, self.shapes.triangle)
+        state = (
+            self.stats.mean, self.stats.count, self.stats.scatter, self.shapes.row, self.shapes.triangle,
+            self.sketches.sketch,
+        )  # fmt: skip
         return self._rule.get(state, self._derive)
 
     def shared_covariance(self) -> Tensor:
@@ -255,6 +287,9 @@ class RDA(FrozenLearner):
     def class_covariances(self, columns: Tensor) -> Tensor:
         """Sigma_c of these classes, float64 [C, d, d]."""
         shared, ridge = self._within()
+        if self.has_sketches:
+            share, weight = (each[columns, None, None] for each in (self._shares(), self._weights()))
+            return share * (shared + ridge) + weight * self.sketches.scatter(columns)
         if not self.has_shapes:
             return (shared + ridge).expand(len(columns), -1, -1)
         own = self.shapes.scatter(columns, self.stats.count)
@@ -264,6 +299,10 @@ class RDA(FrozenLearner):
         """l_c, the weight of the shared covariance, float64 [K]."""
         prior = self.prior * self.feature_dim
         return prior / ((self.stats.count - 1).clamp_min(0).double() + prior)
+
+    def _weights(self) -> Tensor:
+        """(1 - l_c) / (n_c - 1), the weight of a class's own scatter, float64 [K]."""
+        return 1 / ((self.stats.count - 1).clamp_min(0).double() + self.prior * self.feature_dim)
 
     def _within(self) -> tuple[Tensor, Tensor]:
         """S and the ridge matrix, each float64 [d, d]."""
@@ -288,7 +327,8 @@ class RDA(FrozenLearner):
             nothing = torch.zeros_like(self.stats.count)
             return Rule(means, self.stats.count, nothing, None, nothing, self.class_covariances)
         root = linalg.inverse_root(self.shared_covariance(), "rda's shared covariance")
-        kind = torch.where(self._shares() <= 1 - _OWN_FROM, DENSE, NORMAL) * self.has_shapes
+        own = SKETCHED if self.has_sketches else DENSE
+        kind = torch.where(self._shares() <= 1 - _OWN_FROM, own, NORMAL) * (self.has_shapes or self.has_sketches)
         low, closed = None, self.storage == "lowrank" and bool(self.shapes.reference.any())
         if closed:
             basis, values = common_basis(self.shapes, root, self._within()[1])
@@ -298,4 +338,7 @@ class RDA(FrozenLearner):
         else:
             means = ClassMeans(self.stats.count, self.stats.mean, root)
         offset = self.caution * means.log_volume / self.stats.count.clamp_min(1)
-        return Rule(means, self.stats.count, offset, self.degrees, kind, self.class_covariances, low)
+        sketched = None
+        if self.has_sketches:
+            sketched = SketchedInverses(self.sketches, self._shares(), self._weights(), means.turn, means.variance)
+        return Rule(means, self.stats.count, offset, self.degrees, kind, self.class_covariances, low, sketched)

@@ -5,11 +5,12 @@
     score of c = - (nu + d) log(1 + D_c / nu) - offset_c
 
 A class whose own covariance has hardly any weight has P_c = I + diag(V_c), so that all such classes cost one matrix
-product; others have a factor of P_c, made when first needed, or a low-rank form. Legend: K classes, d feature values,
-B images, C classes of a part.
+product; others have a factor of P_c, made when first needed, a low-rank form, or a sketch (``sketches.py``).
+Legend: K classes, d feature values, B images, C classes of a part, s rows of a sketch.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 from nocl.methods.rda.covariances import LowRankInverses
 from nocl.methods.rda.means import ClassMeans
 from nocl.methods.rda.shortlist import Shortlist
+from nocl.methods.rda.sketches import SketchedInverses
 from nocl.stats import linalg
 from nocl.stats.class_stats import tukey
 
 _MATRICES_AT_ONCE = 64  # bounds the memory of factorising
 _FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
-NORMAL, LOW, DENSE = 0, 1, 2  # kinds of P_c: diagonal, low-rank, a factor of its own
+NORMAL, LOW, DENSE, SKETCHED = 0, 1, 2, 3  # kinds of P_c: diagonal, low-rank, a factor of its own, a sketch
 
 
 class Rule:
@@ -41,9 +43,10 @@ class Rule:
         kind: Tensor,
         covariances: Callable[[Tensor], Tensor],
         low: LowRankInverses | None = None,
+        sketched: SketchedInverses | None = None,
     ) -> None:
         self.means, self.count, self.degrees, self.kind = means, count, degrees, kind
-        self.covariances, self.low = covariances, low
+        self.covariances, self.low, self.sketched = covariances, low, sketched
         self.offset = offset.float()
         self.turn, self.origin = means.turn.float(), (means.turn @ means.centre).float()
         self.mean = means.mean.float()  # [K, d]
@@ -76,6 +79,8 @@ class Rule:
 
     def rough_distances(self, u: Tensor) -> Tensor:
         """D [B, K], nearly."""
+        if self.sketched is not None:
+            return self.plain_distances(u)  # a table of thousands of features would be larger than the sketches
         if self._shortlist is None:
             share = self.count[:, None] / self.count.sum()
             spread = 1 + (share * self.mean.square()).sum(0)  # within classes it is I
@@ -106,7 +111,8 @@ class Rule:
         if self.low is not None and bool((kind == LOW).any()):
             scores = self.score_of(self.low.distances(u, self.mean, best), best)
             out.scatter_(1, best, torch.where(kind == LOW, scores, out.gather(1, best)))
-        self._score_dense(u, best, kind == DENSE, out)
+        self._score_alone(u, best, kind == DENSE, out)
+        self._score_alone(u, best, kind == SKETCHED, out)
         if wanted == len(self.kind):
             return out
         left = torch.ones_like(out, dtype=torch.bool).scatter_(1, best, False)
@@ -114,20 +120,26 @@ class Rule:
         highest = rough.masked_fill(~left, float("-inf")).amax(1, keepdim=True)
         return torch.where(left, floor + (rough - highest) - 1, out)
 
-    def _score_dense(self, u: Tensor, best: Tensor, wanted: Tensor, out: Tensor) -> None:
-        """Write the scores of those pairs of an image and a class in ``best`` whose class has a dense factor."""
+    def _score_alone(self, u: Tensor, best: Tensor, wanted: Tensor, out: Tensor) -> None:
+        """Write the scores of those pairs of an image and a class in ``best`` that are wanted, class by class."""
         if not bool(wanted.any()):
             return
         images, places = wanted.nonzero(as_tuple=True)
         columns, order = best[images, places].sort(stable=True)
         classes, counts = columns.unique_consecutive(return_counts=True)
+        measures = self._measures(classes)
+        for c, measure, rows in zip(classes.tolist(), measures, images[order].split(counts.tolist())):
+            out[rows, c] = self.score_of(measure(u[rows] - self.mean[c]), slice(c, c + 1))
+
+    def _measures(self, classes: Tensor) -> list[Callable[[Tensor], Tensor]]:
+        """For each class, all dense or all sketched, the squared length of offsets [B, d] from its mean."""
+        if self.sketched is not None:
+            return [inverse.distances for inverse in self.sketched.of(classes.tolist())]
         missing = [c for c in classes.tolist() if c not in self.exact]
-        for part in torch.tensor(missing, device=u.device, dtype=torch.int64).split(_MATRICES_AT_ONCE):
+        for part in torch.tensor(missing, device=classes.device, dtype=torch.int64).split(_MATRICES_AT_ONCE):
             if len(part):
                 self.exact.update(zip(part.tolist(), self.roots(part).to(self.mean)))
-        for c, rows in zip(classes.tolist(), images[order].split(counts.tolist())):
-            distance = ((u[rows] - self.mean[c]) @ self.exact[c].T).square().sum(1)
-            out[rows, c] = self.score_of(distance, slice(c, c + 1))
+        return [partial(_through, self.exact[c]) for c in classes.tolist()]
 
 
 class Portable(nn.Module):
@@ -138,8 +150,9 @@ class Portable(nn.Module):
     offset: Tensor
     mean: Tensor
     weight: Tensor
-    roots: Tensor  # [K d, d], or empty where every P_c is diagonal
-    anchors: Tensor  # [K, d]
+    roots: Tensor  # [K d, d], or empty where every P_c is diagonal; of sketches [K s, d]
+    anchors: Tensor  # [K, d], of sketches [K, s]
+    energies: Tensor  # [K, s], of sketches
 
     def __init__(self, power: float, rule: Rule) -> None:
         super().__init__()
@@ -147,22 +160,37 @@ class Portable(nn.Module):
         for name in ("turn", "origin", "offset", "mean", "weight"):
             self.register_buffer(name, getattr(rule, name))
         roots = rule.mean.new_zeros(0, *rule.mean.shape[1:])
-        if bool((rule.kind != NORMAL).any()):
-            everything = torch.arange(len(rule.kind), device=rule.mean.device)
+        self.sketched = rule.sketched is not None
+        everything = torch.arange(len(rule.kind), device=rule.mean.device)
+        if rule.sketched is not None:
+            inverses = rule.sketched.of(everything.tolist())
+            roots = torch.stack([each.rows for each in inverses])
+            own = rule.kind == SKETCHED
+            self.register_buffer("energies", torch.stack([each.energies for each in inverses]) * own[:, None])
+            self.weight = torch.where(own[:, None], torch.stack([each.diagonal for each in inverses]), self.weight)
+        elif bool((rule.kind != NORMAL).any()):
             parts = [rule.roots(part).to(rule.mean) for part in everything.split(_MATRICES_AT_ONCE)]
             roots = torch.cat(parts)
+        if len(roots):
             self.register_buffer("anchors", (roots @ rule.mean[:, :, None])[:, :, 0])
         self.register_buffer("roots", roots.reshape(-1, rule.mean.shape[1]))
 
     def forward(self, z: Tensor) -> Tensor:
         u = tukey(z, self.power) @ self.turn.T - self.origin
-        if len(self.roots):
-            seen = (u @ self.roots.T).view(-1, *self.shape)  # [B, K, d]
+        if len(self.roots) and not self.sketched:
+            seen = (u @ self.roots.T).view(-1, *self.anchors.shape)  # [B, K, d]
             distance = (seen - self.anchors).square().sum(2)
         else:
             pulled = self.weight * self.mean
             distance = u.square() @ self.weight.T - 2 * u @ pulled.T + (pulled * self.mean).sum(1)
+        if self.sketched:
+            seen = (u @ self.roots.T).view(-1, *self.anchors.shape)  # [B, K, s]
+            distance = distance - ((seen - self.anchors).square() * self.energies).sum(2)
         return log_t(distance.clamp_min(0), self.degrees, self.shape[1]) - self.offset
+
+
+def _through(root: Tensor, away: Tensor) -> Tensor:
+    return (away @ root.T).square().sum(1)
 
 
 def log_t(distance: Tensor, degrees: float | None, dim: int) -> Tensor:

@@ -1,0 +1,158 @@
+"""The largest directions of each class's covariance, for features too many to keep a whole one: a linear sketch.
+
+A class's scatter S_c is seen through s fixed random vectors Omega [d, s]:
+
+    Y_c = Omega^T S_c                     [s, d], all that is kept
+    S_c ~ Y_c^T (Y_c Omega)^-1 Y_c = F_c^T F_c     Nystroem's approximation, of rank s
+
+Y_c is linear in S_c. So it adds up over images, batches and learners, whatever their order, and can be subtracted,
+which a truncated decomposition cannot. The approximation is exact for a class of up to s + 1 images, never larger than
+S_c, and holds most of its few large directions otherwise; those are what a class's own covariance is needed for.
+
+With it, Sigma_c = l_c (S + ridge) + (1 - l_c) F_c^T F_c / (n_c - 1). In the coordinates u of the rule, where S + ridge
+is I, the predictive covariance is a diagonal and s directions, P_c = diag(l_c + V_c) + A_c^T A_c, whose inverse is
+diag(1/t) - R_c^T diag(e) R_c by Woodbury's identity. Halko, Martinsson, Tropp (SIAM Review 2011), section 5; Tropp et
+al. (NeurIPS 2017) for streams. Legend: K classes, d feature values, C classes of one batch.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nocl.methods.rda.covariances import deviation_rows
+from nocl.plumbing.seeding import generator
+from nocl.stats.class_stats import ClassStats
+
+BYTES = 160_000  # of a class's sketch at most, so that means and the shared covariance stay below 200 kB with it
+_LEAST = 1e-5  # of the largest eigenvalue of Y Omega: below, rounding of float32 rules
+_CLASSES_AT_ONCE = 64
+
+
+def rows_for(dim: int) -> int:
+    """How many rows a sketch of vectors of that length has: all that it could use, or as many as are few enough bytes.
+
+    >>> rows_for(100), rows_for(1280), rows_for(1712), rows_for(100_000)
+    (100, 31, 23, 0)
+    """
+    return min(dim, BYTES // (4 * dim))
+
+
+class ClassSketches(nn.Module):
+    """The sketch of each class's scatter."""
+
+    sketch: Tensor  # float32 [K, s, d], Y
+    directions: Tensor  # float64 [d, s], Omega; the same for every learner of these sizes
+
+    def __init__(self, dim: int, rows: int) -> None:
+        super().__init__()
+        self.dim, self.rows = dim, rows
+        self.register_buffer("sketch", torch.zeros(0, rows, dim), persistent=rows > 0)  # other storages save nothing
+        drawn = torch.randn(dim, rows, generator=generator(0, "sketch"), dtype=torch.float64)
+        self.register_buffer("directions", drawn, persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.sketch)
+
+    def grow(self, n: int) -> None:
+        """Room for ``n`` more classes."""
+        self.sketch = torch.cat([self.sketch, self.sketch.new_zeros(n, self.rows, self.dim)])
+
+    @torch.no_grad()
+    def update(self, z: Tensor, columns: Tensor, stats: ClassStats) -> None:
+        """Fold in features float64 [B, d]; call before ``stats`` is updated with them."""
+        classes, rows = deviation_rows(z, columns, stats)
+        self._add(classes, (rows @ self.directions).mT @ rows)
+
+    @torch.no_grad()
+    def merge(self, other: "ClassSketches", columns: Tensor, stats: ClassStats, other_stats: ClassStats) -> None:
+        """Fold in another's, its class i into our class ``columns[i]``; call before ``stats`` is merged."""
+        met = other_stats.count > 0
+        classes = columns.to(met.device)[met]
+        before, counts = stats.count[classes], other_stats.count[met]
+        shift = (before * counts / (before + counts)).sqrt()[:, None] * (other_stats.mean[met] - stats.mean[classes])
+        self._add(classes, other.sketch[met].double() + self._of_rows(shift))
+
+    @torch.no_grad()
+    def subtract(
+        self, other: "ClassSketches", columns: Tensor, before: tuple[Tensor, Tensor], other_stats: ClassStats
+    ) -> None:
+        """Undo ``merge``, to rounding; ``before`` are our counts and means while they still held the other's."""
+        count, mean = before
+        met = other_stats.count > 0
+        classes = columns.to(met.device)[met]
+        taken, whole = other_stats.count[met].double(), count[classes].double()
+        left = whole - taken
+        factor = (taken * whole / left.clamp_min(1)).sqrt()[:, None]
+        shift = factor * (other_stats.mean[met] - mean[classes])
+        self._add(classes, -other.sketch[met].double() - self._of_rows(shift))
+        self.sketch[classes[left == 0]] = 0
+
+    def remove(self, column: int) -> None:
+        """Forget one class."""
+        self.sketch = torch.cat([self.sketch[:column], self.sketch[column + 1 :]])
+
+    def factors(self, columns: Tensor) -> Tensor:
+        """F, float64 [C, s, d], with F^T F the approximate scatter of these classes."""
+        sketch = self.sketch[columns].double()
+        seen = sketch @ self.directions
+        values, vectors = torch.linalg.eigh((seen + seen.mT) / 2)
+        least = _LEAST * values[:, -1:].clamp_min(0)
+        scale = torch.where(values > least, values.clamp_min(1e-300).rsqrt(), 0)
+        found: Tensor = (vectors * scale[:, None, :]).mT @ sketch
+        return found
+
+    def scatter(self, columns: Tensor) -> Tensor:
+        """The approximate scatter of these classes, float64 [C, d, d]."""
+        factors = self.factors(columns)
+        return factors.mT @ factors
+
+    def _of_rows(self, rows: Tensor) -> Tensor:
+        """The sketches of one row each, [C, s, d]."""
+        return (rows @ self.directions)[:, :, None] * rows[:, None, :]
+
+    def _add(self, classes: Tensor, sketches: Tensor) -> None:
+        self.sketch.index_add_(0, classes, sketches.float())
+
+
+class Inverse(NamedTuple):
+    """diag(1/t) - R^T diag(e) R, the inverse of one class's P_c."""
+
+    diagonal: Tensor  # float32 [d], 1/t
+    rows: Tensor  # float32 [s, d], R
+    energies: Tensor  # float32 [s], e
+
+    def distances(self, away: Tensor) -> Tensor:
+        """Squared distances [B] of offsets from the class's mean, float32 [B, d]."""
+        whole: Tensor = away.square() @ self.diagonal - (away @ self.rows.T).square() @ self.energies
+        return whole
+
+
+class SketchedInverses:
+    """The inverses of the classes' P_c, made when first asked for.
+
+    ``share`` is l [K], ``weight`` (1 - l) / (n - 1) [K], ``turn`` G [d, d], ``variance`` V [K, d].
+    """
+
+    def __init__(self, sketches: ClassSketches, share: Tensor, weight: Tensor, turn: Tensor, variance: Tensor) -> None:
+        self.sketches, self.share, self.weight = sketches, share, weight
+        self.turn, self.variance = turn, variance
+        self._made: dict[int, Inverse] = {}
+
+    def of(self, columns: list[int]) -> list[Inverse]:
+        """Of these classes, in this order."""
+        missing = [column for column in columns if column not in self._made]
+        for part in torch.tensor(missing, dtype=torch.int64, device=self.share.device).split(_CLASSES_AT_ONCE):
+            if len(part):
+                self._made.update(zip(part.tolist(), self._invert(part)))
+        return [self._made[column] for column in columns]
+
+    def _invert(self, part: Tensor) -> list[Inverse]:
+        scale = self.share[part, None] + self.variance[part]  # t, float64 [C, d]
+        turned = self.sketches.factors(part).float() @ self.turn.float().T  # float32: most of the work is here
+        sides = turned.double() * self.weight[part].sqrt()[:, None, None]  # A, [C, s, d]
+        scaled = sides / scale[:, None, :]
+        system = scaled @ sides.mT + torch.eye(sides.shape[1], dtype=scale.dtype, device=scale.device)
+        values, vectors = torch.linalg.eigh((system + system.mT) / 2)
+        rows = (vectors.mT @ scaled).float()
+        return [Inverse(*each) for each in zip((1 / scale).float(), rows, (1 / values).float())]

@@ -1,0 +1,138 @@
+"""Sketches of covariances: linear, exact for few images, never too large, and what rda makes of them."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from nocl.checks import LEARNER_CHECKS
+from nocl.learner import UnsupportedError
+from nocl.methods.rda.method import RDA
+from nocl.methods.rda.sketches import ClassSketches, rows_for
+from nocl.stats.class_stats import ClassStats
+from tests.support.rda_cases import gaussians, rda, taught
+
+DIM, ROWS = 40, 6
+
+
+def sketched(z: Tensor, y: Tensor, size: int = 7) -> tuple[ClassSketches, ClassStats]:
+    sketches, stats = ClassSketches(DIM, ROWS), ClassStats(DIM, "shared")
+    sketches.grow(3)
+    stats.grow(3)
+    for part, columns in zip(z.double().split(size), y.split(size)):
+        sketches.update(part, columns, stats)
+        stats.update(part, columns)
+    return sketches, stats
+
+
+def scatter_of(z: Tensor) -> Tensor:
+    away = z.double() - z.double().mean(0)
+    return away.T @ away
+
+
+def test_it_is_exact_up_to_one_image_more_than_it_has_rows_and_never_too_large() -> None:
+    z, y = gaussians([1, ROWS + 1, 60], dim=DIM)
+    sketches, _ = sketched(z, y)
+    found = sketches.scatter(torch.arange(3))
+    assert not found[0].any()
+    few, many = scatter_of(z[y == 1]), scatter_of(z[y == 2])
+    assert (found[1] - few).abs().max() < 1e-4 * few.abs().max()
+    assert torch.linalg.eigvalsh(many - found[2]).min() > -1e-4 * many.abs().max()
+    assert torch.linalg.matrix_rank(found[2], rtol=1e-4) == ROWS
+    assert found[2].trace() > ROWS / DIM * many.trace()  # more than as many coordinates would hold
+
+
+def test_batches_and_halves_add_up_to_the_whole_and_come_off_again() -> None:
+    z, y = gaussians([5, 20, 30], dim=DIM)
+    whole, stats = sketched(z, y)
+    for size in (1, 55):
+        torch.testing.assert_close(sketched(z, y, size)[0].sketch, whole.sketch, rtol=1e-4, atol=1e-3)
+    (left, left_stats), (right, right_stats) = sketched(z[:30], y[:30]), sketched(z[30:], y[30:])
+    expected = left.sketch.clone()
+    left.merge(right, torch.arange(3), left_stats, right_stats)
+    left_stats.merge(right_stats)
+    torch.testing.assert_close(left.sketch, whole.sketch, rtol=1e-4, atol=1e-3)
+    before = left_stats.count.clone(), left_stats.mean.clone()
+    left.subtract(right, torch.arange(3), before, right_stats)
+    torch.testing.assert_close(left.sketch, expected, rtol=1e-4, atol=1e-3)
+    whole.subtract(whole, torch.arange(3), (stats.count.clone(), stats.mean.clone()), stats)
+    assert not whole.sketch.any()
+
+
+def test_with_as_many_rows_as_features_it_scores_nearly_as_whole_covariances_do() -> None:
+    z, y = gaussians([400, 300, 200, 2])
+    query = gaussians([5, 5, 5, 5], seed=3)[0]
+    full, sketch, shared = (
+        taught(rda(storage=storage, ridge=1e-7, prior=0.5), z, y).score(query)
+        for storage in ("full", "sketch", "shared")
+    )
+    assert (sketch - full).abs().mean() < 0.05 * (shared - full).abs().mean()
+
+
+def test_scores_are_those_of_the_covariances_it_says_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", 9 * 4 * DIM)
+    learner = RDA(backbone=f"features:{DIM}", storage="sketch", prior=0.5)
+    assert learner.sketches.rows == 9
+    taught(learner, *gaussians([300, 200, 3], dim=DIM))
+    query = gaussians([4, 4, 4], seed=3, dim=DIM)[0]
+    rule = learner._derive()
+    covariances = learner.class_covariances(torch.arange(3))
+    u = rule.coordinates((query + 1e-6).sqrt()).double()
+    for c in (0, 1):
+        predictive = rule.means.turn @ covariances[c] @ rule.means.turn.T + torch.diag(rule.means.variance[c])
+        away = u - rule.means.mean[c]
+        distance = (away @ torch.linalg.inv(predictive) * away).sum(1)
+        expected = rule.score_of(distance.float(), slice(c, c + 1))
+        torch.testing.assert_close(learner.score(query)[:, c], expected, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(learner.portable_scorer()(query), learner.score(query), rtol=1e-3, atol=1e-2)
+
+
+def test_order_batches_and_merging_do_not_matter() -> None:
+    z, y = gaussians([60, 40, 20])
+    query = gaussians([3, 3, 3], seed=9)[0]
+    whole = taught(rda(storage="sketch", prior=0.5), z, y)
+    column = {int(label): i for i, label in enumerate(whole.classes_)}
+    for order, size in itertools.product((torch.arange(len(y)), torch.arange(len(y)).flip(0)), (1, 500)):
+        other = taught(rda(storage="sketch", prior=0.5), z[order], y[order], size)
+        columns = [column[int(label)] for label in other.classes_]
+        torch.testing.assert_close(other.score(query), whole.score(query)[:, columns], rtol=1e-3, atol=1e-2)
+    left, right = (taught(rda(storage="sketch", prior=0.5), z[part], y[part]) for part in (slice(70), slice(70, None)))
+    left.merge(right)
+    columns = [column[int(label)] for label in left.classes_]
+    torch.testing.assert_close(left.score(query), whole.score(query)[:, columns], rtol=1e-3, atol=1e-2)
+
+
+def test_a_class_of_few_images_is_forgotten_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", 20 * 4 * DIM)
+    z, y = gaussians([21, 15, 18], dim=DIM)
+    learner, never = (RDA(backbone=f"features:{DIM}", storage="sketch") for _ in range(2))
+    taught(learner, z, y)
+    taught(never, z[y != 1], y[y != 1])
+    assert learner.forgets_exactly
+    learner.forget(1, exact=True)
+    order = [learner.classes_.tolist().index(label) for label in never.classes_.tolist()]
+    error = (learner.stats.scatter - never.stats.scatter).abs().max()
+    assert error < 1e-5 * never.stats.scatter.abs().max()
+    torch.testing.assert_close(learner.score(z)[:, order], never.score(z), rtol=1e-3, atol=1e-2)
+    learner.learn(z[y == 0][:1], torch.tensor([0]))  # the 22nd image of its class: 20 rows cannot hold 21 directions
+    with pytest.raises(UnsupportedError, match="without a trace"):
+        learner.forget(0, exact=True)
+    learner.forget(0)
+    assert torch.linalg.eigvalsh(learner.stats.scatter).min() > -1e-3
+
+
+def test_features_too_many_for_whole_covariances_are_sketched_and_few_bytes() -> None:
+    learner = RDA(backbone="features:1280")
+    assert (learner.storage, learner.sketches.rows) == ("sketch", 31)
+    learner.learn(torch.rand(4, 1280, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3]))
+    before = learner.state_bytes()["statistics"]
+    learner.learn(torch.rand(1, 1280, generator=torch.Generator().manual_seed(1)), torch.tensor([4]))
+    assert learner.state_bytes()["statistics"] - before < 200_000
+    assert RDA(backbone="features:640").storage == "full"
+    assert rows_for(200_000) == 0
+
+
+@pytest.mark.parametrize("check", ["small_batches_work", "batching_does_not_matter", "it_learns"])
+def test_it_keeps_the_contract(check: str) -> None:
+    LEARNER_CHECKS[check](RDA, {"storage": "sketch"})
