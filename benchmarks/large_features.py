@@ -5,9 +5,10 @@
 The network has seen ImageNet, whose classes overlap with CIFAR-100's: this is a table of transfer, not of the paper's
 protocol. The 32-pixel images are enlarged (bicubic). Features of all stages are computed once by ONNX Runtime and kept
 under ``--cache``; 16 rows are computed again each time, so that features of anything else are refused. Base classes and
-four sessions of ten are those of order 0. ``rda-full`` is rda with a covariance for every class, ``rda-deep`` rda on
-its own choice of stages. ``dsr`` has a smaller space and fewer epochs than its defaults, to be done in minutes. Results
-are added to large_features.json method by method; times are processor time of one thread.
+four sessions of ten are those of order 0. ``rda-full`` is rda with a covariance for every class, ``rda-shared`` with
+one for all, ``rda-deep`` rda as it comes on its own choice of stages. ``dsr`` has a smaller space and fewer epochs than
+its defaults, to be done in minutes. Results are added to large_features.json method by method; times are processor time
+of one thread.
 """
 
 import argparse
@@ -39,6 +40,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, JSON]]] = {
     "slda": ("slda", {}),
     "rda": ("rda", {}),
     "rda-deep": ("rda", {}),
+    "rda-shared": ("rda", {"storage": "shared"}),
     "ranpac": ("ranpac", {"expansion": 2000}),
     "acil": ("acil", {"expansion": 2000}),
     "fecam": ("fecam", {}),

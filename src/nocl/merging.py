@@ -60,6 +60,10 @@ class Merging(nn.Module):
         """True if nothing of a forgotten class stays: each class has its own statistics and nothing is shared."""
         return self.mergeable and all(stats.spread != "shared" for stats in self._class_stats())
 
+    def leaves_no_trace(self, label: int) -> bool:
+        """True if nothing of this class would stay after ``forget``; may be so although not of every class."""
+        return self.forgets_exactly
+
     def kept(self) -> str:
         """What is kept of the images, in words."""
         if not self.statistics:
@@ -95,13 +99,13 @@ class Merging(nn.Module):
         """
         if not self.forgettable:
             self._need_statistics("forget a class")
-        if exact and not self.forgets_exactly:
-            raise UnsupportedError(
-                f"{type(self).__name__} as it is set cannot forget a class without a trace: it keeps {self.kept()}, "
-                "and what one class gave to the shared part is not known; use ncm, or rda with storage='full'"
-            )
         if label not in self._column:
             raise KeyError(f"class {label} was never met")
+        if exact and not self.leaves_no_trace(label):
+            raise UnsupportedError(
+                f"{type(self).__name__} as it is set cannot forget this class without a trace: it keeps {self.kept()}, "
+                "and not all that this class gave to the shared part is known; use ncm, or rda with storage='full'"
+            )
         column = self._column[label]
         self.shrink(column)
         self.n_base_ -= int(column < int(self.n_base_))

@@ -67,11 +67,11 @@ def test_with_as_many_rows_as_features_it_scores_nearly_as_whole_covariances_do(
         taught(rda(storage=storage, ridge=1e-7, prior=0.5), z, y).score(query)
         for storage in ("full", "sketch", "shared")
     )
-    assert (sketch - full).abs().mean() < 0.05 * (shared - full).abs().mean()
+    assert (sketch - full).abs().mean() < 0.1 * (shared - full).abs().mean()
 
 
 def test_scores_are_those_of_the_covariances_it_says_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", 9 * 4 * DIM)
+    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", (9 + 4) * 4 * DIM)
     learner = RDA(backbone=f"features:{DIM}", storage="sketch", prior=0.5)
     assert learner.sketches.rows == 9
     taught(learner, *gaussians([300, 200, 3], dim=DIM))
@@ -104,7 +104,7 @@ def test_order_batches_and_merging_do_not_matter() -> None:
 
 
 def test_a_class_of_few_images_is_forgotten_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", 20 * 4 * DIM)
+    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", (20 + 4) * 4 * DIM)
     z, y = gaussians([21, 15, 18], dim=DIM)
     learner, never = (RDA(backbone=f"features:{DIM}", storage="sketch") for _ in range(2))
     taught(learner, z, y)
@@ -116,6 +116,7 @@ def test_a_class_of_few_images_is_forgotten_without_a_trace(monkeypatch: pytest.
     assert error < 1e-5 * never.stats.scatter.abs().max()
     torch.testing.assert_close(learner.score(z)[:, order], never.score(z), rtol=1e-3, atol=1e-2)
     learner.learn(z[y == 0][:1], torch.tensor([0]))  # the 22nd image of its class: 20 rows cannot hold 21 directions
+    assert (learner.leaves_no_trace(0), learner.leaves_no_trace(2), learner.forgets_exactly) == (False, True, False)
     with pytest.raises(UnsupportedError, match="without a trace"):
         learner.forget(0, exact=True)
     learner.forget(0)
@@ -124,7 +125,7 @@ def test_a_class_of_few_images_is_forgotten_without_a_trace(monkeypatch: pytest.
 
 def test_features_too_many_for_whole_covariances_are_sketched_and_few_bytes() -> None:
     learner = RDA(backbone="features:1280")
-    assert (learner.storage, learner.sketches.rows) == ("sketch", 31)
+    assert (learner.storage, learner.sketches.rows) == ("sketch", 33)
     learner.learn(torch.rand(4, 1280, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3]))
     before = learner.state_bytes()["statistics"]
     learner.learn(torch.rand(1, 1280, generator=torch.Generator().manual_seed(1)), torch.tensor([4]))

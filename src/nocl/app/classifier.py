@@ -245,8 +245,8 @@ class Classifier(Sharing):
     def forget(self, name: str, *, exact: bool = False) -> Self:
         """Remove a class, its name and every statistic of its own.
 
-        Where all classes share a covariance (``privacy()["forgets_exactly"]`` is false), what it gave to that stays;
-        ``exact`` refuses this and changes nothing.
+        Where all classes share a covariance, some of what it gave to that may stay (:meth:`leaves_no_trace`); ``exact``
+        refuses this and changes nothing.
         """
         learner = self.learner_
         if name not in self.counts_:
@@ -257,6 +257,10 @@ class Classifier(Sharing):
         for entry in self.history_:
             entry["added"].pop(name, None)
         return self
+
+    def leaves_no_trace(self, name: str) -> bool:
+        """Whether nothing of this class would stay after ``forget``."""
+        return name in self.counts_ and self.learner_.leaves_no_trace(label_of(name))
 
     # --- the file ---------------------------------------------------------------------------------------------
 

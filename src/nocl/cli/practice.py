@@ -145,13 +145,16 @@ def forget(
     _fold_journal(model_file, trust)
     with holding(model_file):
         model = Classifier.load(model_file, trust=trust)
+        exactly = model.leaves_no_trace(name)
         try:
             model.forget(name, exact=exact)
         except KeyError as error:
             raise ValueError(error.args[0]) from None
         model.save(model_file, held=True)
-    if not model.learner_.forgets_exactly:
-        print("its name, count and mean are gone; what it gave to the covariance that all classes share stays in it")
+    if not exactly:
+        print(
+            "its name and own statistics are gone; some of what it gave to the covariance that all share may stay in it"
+        )
     print(f"{model_file}: {summary(model)}")
 
 

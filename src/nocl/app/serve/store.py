@@ -148,8 +148,9 @@ class Store:
         """Remove a class from the model and from the files on disk."""
         self._check_disk()
         changed = self.model.copy()
+        exactly = changed.leaves_no_trace(name)
         changed.forget(name)
-        receipt = Receipt({"classes": len(changed.class_names), "exactly": changed.learner_.forgets_exactly})
+        receipt = Receipt({"classes": len(changed.class_names), "exactly": exactly})
         before = self.model
         self._write(changed, None if key is None else _answer(key, receipt))
         self._remember("forget", name, before)

@@ -40,7 +40,7 @@ none while learning.
 ``storage`` decides what is kept of each class beside count and mean: ``full``, its covariance as a packed float32
 triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (see
 ``ClassShapes``; brought to that form at the end of a session, the only use made of the boundary); ``sketch``, rows
-of numbers that add up like the covariance itself and show its largest directions (``sketches.py``; at most 160 kB);
+of numbers that add up like the covariance itself and show its largest directions (``sketches.py``; at most 170 kB);
 ``shared``, nothing, so that all classes have the shared covariance (streaming LDA); ``mean``, nothing and no shared
 covariance either (nearest mean; nobody knows then how uncertain a mean is).
 
@@ -108,7 +108,7 @@ class RDA(FrozenLearner):
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``sketch``, ``shared`` or ``mean`` (see
         above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, where a covariance is megabytes a
-        class, ``shared`` from 40,000 on.
+        class, ``shared`` from 9,500 on.
     rank
         Directions that ``lowrank`` keeps of a class, 0 or more (0: the shared covariance).
     shortlist
@@ -194,13 +194,15 @@ class RDA(FrozenLearner):
 
     @property
     def forgets_exactly(self) -> bool:
-        """Whether what a class gave to the shared covariance can be taken out again, to rounding.
+        """With a whole covariance of each class the shared one is made anew from those that stay."""
+        whole = self.storage in ("full", "mean")
+        return all(map(self.leaves_no_trace, self._column)) if self.has_sketches else whole
 
-        With whole covariances the shared one is made anew from those that stay. A sketch knows all of a class that has
-        no more images than it has rows, and one.
-        """
-        few = self.has_sketches and bool((self.stats.count <= self.sketches.rows + 1).all())
-        return self.storage in ("full", "mean") or few
+    def leaves_no_trace(self, label: int) -> bool:
+        """A sketch knows all of a class that has at most one image more than it has rows."""
+        if not self.has_sketches:
+            return self.forgets_exactly
+        return int(self.stats.count[self._column[label]]) <= self.sketches.rows + 1
 
     def kept(self) -> str:
         own = {
