@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nocl.experiments.grid import Engine, Event, finished, folder_of, local, run_grid
+from nocl.experiments.grid import Engine, Event, finished, folder_of, run_grid
 from nocl.experiments.grid.work import ERROR
+from nocl.plumbing import workers
 from nocl.results import RunResult
 from nocl.run import RESULT, STATE, run
 from tests.support.grid_jobs import TWO, job, measured
@@ -125,17 +126,17 @@ def test_a_server_that_dies_between_request_and_answer_is_started_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths = iter([EOFError(), ConnectionRefusedError()])
-    real = local._context().Process.start  # type: ignore[attr-defined]
+    real = workers._context("nocl.experiments.grid.local").Process.start  # type: ignore[attr-defined]
 
     def start(process: BaseProcess) -> None:
         if (death := next(deaths, None)) is not None:
             raise death
         real(process)
 
-    monkeypatch.setattr(local._context().Process, "start", start)  # type: ignore[attr-defined]
+    monkeypatch.setattr(workers._context("nocl.experiments.grid.local").Process, "start", start)  # type: ignore[attr-defined]
     (outcome,) = run_grid([job()], tmp_path, engine=TWO)
     assert outcome.error is None
-    deaths = iter([EOFError()] * local.STARTS)
+    deaths = iter([EOFError()] * workers.STARTS)
     failed, fine = run_grid([job("slda"), job("fecam")], tmp_path, engine=TWO)
     assert failed.error is not None
     assert "fork server died 3 times" in failed.error

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, cast
 
 TRIES = 3  # of one piece, before its processes' deaths are an error
+STARTS = 3  # of one process
 Say = Callable[[Any], None]
 Work = Callable[[Any, Say], Any]  # piece, a way to report progress -> answer
 Prepare = Callable[[Any], Work]
@@ -38,32 +39,52 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Died(NamedTuple):
+    """The answer for a piece whose process died or could not be started, if each has a process of its own."""
+
+    reason: str
+
+
 def in_processes(
-    pieces: Sequence[Any], prepare: Prepare, settings: Any, *, workers: int, tries: int = TRIES
+    pieces: Sequence[Any], prepare: Prepare, settings: Any, *, workers: int, tries: int = TRIES, alone: bool = False
 ) -> Iterator[Message]:
-    """Do all pieces with so many processes and yield their messages. Closing the iterator ends the processes."""
+    """Do all pieces with so many processes and yield their messages. Closing the iterator ends the processes.
+
+    With ``alone``, each piece has a new process, and a piece that is lost has the answer :class:`Died`.
+    """
     context = _context(prepare.__module__)
     waiting, lost = deque(range(len(pieces))), Counter[int]()
     running: dict[Connection, tuple[int, BaseProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                pipe, process = _start(context, prepare, settings)
-                running[pipe] = (_hand(pipe, pieces, waiting), process)
-            for ready in wait(list(running)):
+                number = waiting.popleft()
+                try:
+                    pipe, process = _start(context, prepare, settings, daemon=not alone)
+                except OSError as error:
+                    yield Message(number, _lost(f"no process could be started: {error}", alone), over=True)
+                    continue
+                running[pipe] = (_hand(pipe, pieces, number), process)
+            for ready in wait(list(running)) if running else []:
                 pipe = cast("Connection", ready)
                 number, process = running[pipe]
-                message = _listen(pipe, number)
+                message = _listen(pipe, number, alone)
+                if message is not None:
+                    yield message
                 if message is None:
                     del running[pipe]
-                    _give_back(number, process, waiting, lost, tries)
-                    continue
-                yield message
-                if message.over and waiting:
-                    running[pipe] = (_hand(pipe, pieces, waiting), process)
+                    process.join()
+                    lost[number] += 1
+                    if alone or lost[number] >= tries:
+                        yield Message(number, _lost(_death(number, process, lost[number]), alone), over=True)
+                    else:
+                        waiting.appendleft(number)
+                elif message.over and waiting and not alone:
+                    running[pipe] = (_hand(pipe, pieces, waiting.popleft()), process)
                 elif message.over:
                     del running[pipe]
-                    _end(pipe, process)
+                    pipe.close()
+                    process.join()
     finally:
         for _, process in running.values():
             process.terminate()
@@ -71,45 +92,49 @@ def in_processes(
             process.join()
 
 
-def _start(context: BaseContext, prepare: Prepare, settings: Any) -> tuple[Connection, BaseProcess]:
-    mine, theirs = context.Pipe(duplex=True)
-    process = context.Process(target=_body, args=(prepare, settings, theirs), daemon=True)  # type: ignore[attr-defined]
-    process.start()
-    theirs.close()
-    return mine, process
+def _start(context: BaseContext, prepare: Prepare, settings: Any, *, daemon: bool) -> tuple[Connection, BaseProcess]:
+    """A new process. A fork server that has died is started again."""
+    for left in reversed(range(STARTS)):
+        mine, theirs = context.Pipe(duplex=True)
+        process: BaseProcess = context.Process(target=_body, args=(prepare, settings, theirs), daemon=daemon)  # type: ignore[attr-defined]
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:  # the server was killed between the request and its answer
+            mine.close()
+            if not left:
+                raise OSError(f"the fork server died {STARTS} times ({error!r}); out of memory?") from error
+        else:
+            return mine, process
+        finally:
+            theirs.close()
+    raise AssertionError("unreachable")
 
 
-def _hand(pipe: Connection, pieces: Sequence[Any], waiting: deque[int]) -> int:
-    number = waiting.popleft()
+def _hand(pipe: Connection, pieces: Sequence[Any], number: int) -> int:
     with suppress(OSError):  # the process may be dead already; _listen will notice
         pipe.send(pieces[number])
     return number
 
 
-def _listen(pipe: Connection, number: int) -> Message | None:
-    """The next message of a process; None if it is dead. An error of the work itself is raised: it would come again."""
+def _listen(pipe: Connection, number: int, alone: bool) -> Message | None:
+    """The next message of a process; None if it is dead. An error of the work itself would come again."""
     try:
         kind, value = pipe.recv()
     except (EOFError, OSError):
         return None
-    if kind == "error":
-        raise WorkFailedError(value)
-    return Message(number, value, over=kind == "answer")
+    return Message(number, _lost(value, alone) if kind == "error" else value, over=kind != "progress")
 
 
-def _give_back(number: int, process: BaseProcess, waiting: deque[int], lost: Counter[int], tries: int) -> None:
-    process.join()
-    lost[number] += 1
-    if lost[number] >= tries:
-        code = process.exitcode or 0
-        why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        raise WorkFailedError(f"the process of part {number + 1} died {tries} times ({why}); out of memory?")
-    waiting.appendleft(number)
+def _lost(reason: str, alone: bool) -> Died:
+    if not alone:
+        raise WorkFailedError(reason)
+    return Died(reason)
 
 
-def _end(pipe: Connection, process: BaseProcess) -> None:
-    pipe.close()
-    process.join()
+def _death(number: int, process: BaseProcess, times: int) -> str:
+    code = process.exitcode or 0
+    why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"the process of part {number + 1} died {times} times ({why}); out of memory?"
 
 
 def _context(preload: str) -> BaseContext:
