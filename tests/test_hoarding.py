@@ -5,17 +5,28 @@ import pytest
 from nocl.checks import CheckError, no_image_is_kept, state_is_all_there_is
 from nocl.learner import Learner
 from nocl.methods import METHODS
+from nocl.plumbing.types import JSON
 from tests.support import cheaters
+
+UNTRAINED: dict[str, JSON] = {"recipe": {"epochs": 0, "compile": False}}  # what is kept does not depend on training
 
 
 @pytest.mark.parametrize(
     "cls",
     [cheaters.FlatStore, cheaters.ScaledStore, cheaters.ColoursTogether, cheaters.CroppedRows, cheaters.InTheModule,
-     cheaters.InAClosure, cheaters.OnTheClass],
+     cheaters.InAClosure, cheaters.OnTheClass, cheaters.Halved, cheaters.Pooled, cheaters.FourBits, cheaters.Backwards,
+     cheaters.NormalisedColoursTogether, cheaters.InAnotherModule, cheaters.InAThread, cheaters.InACache,
+     cheaters.InADefault, cheaters.AsText, cheaters.ByReference],
 )  # fmt: skip
 def test_hidden_images_are_found(cls: type[Learner]) -> None:
     with pytest.raises(CheckError, match="an image that was learned lies in"):
-        no_image_is_kept(cls, {})
+        no_image_is_kept(cls, UNTRAINED)
+
+
+@pytest.mark.parametrize("cls", [cheaters.InAFile, cheaters.InAFileOfTorch])
+def test_images_that_leave_the_process_are_noticed(cls: type[Learner]) -> None:
+    with pytest.raises(CheckError, match="something left the process"):
+        no_image_is_kept(cls, UNTRAINED)
 
 
 def test_an_answer_that_is_not_in_the_state_is_found() -> None:

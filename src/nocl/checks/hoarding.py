@@ -1,8 +1,8 @@
 """Search for images in everything a learner refers to: state, attributes, class, module, closures.
 
-The search finds pixels that are stored as numbers, scaled or shifted, as whole rows or parts of rows, in any array,
-list or bytes. It does not find pixels that were encrypted, compressed, permuted one by one, trained into weights, or
-written to a file, a database or another process.
+The search finds pixels that are stored as numbers: scaled or shifted, in few bits, at half the size, backwards, as
+whole rows or parts of rows, in any array, list or bytes. It does not find pixels that were encrypted, compressed,
+permuted one by one or trained into weights. :mod:`nocl.checks.everywhere` adds whatever else changed in this process.
 """
 
 import sys
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from nocl.learner import Learner
 
 _RUN = 16  # neighbouring pixels that must agree; shorter runs agree by chance
 _ALIKE = 0.9998  # correlation; free of scale and offset, so normalised pixels are found too
+_ROW, _ROW_ALIKE = 32, 0.97  # a longer run needs to agree less: pixels of few bits are found too
 _MOST = 4_000_000  # values of one array that are looked at
 
 
@@ -36,48 +38,72 @@ def reachable(learner: Learner) -> Iterator[tuple[str, NDArray[Any]]]:
 def find_image(images: Tensor, arrays: Iterable[tuple[str, NDArray[Any]]]) -> str | None:
     """The place of one of the images uint8 [B, 3, H, W], whole or in part; None if there is none."""
     probes = [probe for image in images.numpy().astype(np.float32) for probe in _probes(image)]
-    probes = [probe for probe in probes if probe.std() > 1]
+    short, long = (_normal([probe for probe in probes if len(probe) == length]) for length in (_RUN, _ROW))
     looked_at: set[tuple[Any, ...]] = set()
     for name, array in arrays:
         place = (array.__array_interface__["data"][0], array.shape, array.dtype)
         if place in looked_at:  # the state and the buffers are the same memory
             continue
         looked_at.add(place)
-        if any(_has(values, probes) for values in _orders(array)):
-            return name
+        for values in _orders(array):
+            if _has(values, short, _ALIKE) or _has(values, long, _ROW_ALIKE):
+                return name
+    return None
+
+
+def image_shaped(learner: Learner, side: int) -> str | None:
+    """The name and shape of a tensor that has the shape of images of that side; None if there is none."""
+    for name, tensor in _held_tensors(learner):
+        shape = tuple(tensor.shape)
+        if shape[-3:] in ((3, side, side), (side, side, 3)) or shape[-1:] == (3 * side * side,):
+            return f"{name} has the shape of images: {list(shape)}"
     return None
 
 
 def _probes(image: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-    """Runs of pixels in the orders in which memory may hold them: by row, by column, with colours together."""
+    """Runs of pixels in the orders in which memory may hold them: by row, by column, colours together, halved."""
     middle = image.shape[1] // 2
     start = image.shape[2] // 2 - _RUN // 2
     yield image[0, middle, start : start + _RUN]
     yield image[2, middle, start : start + _RUN]
     yield image[0, start : start + _RUN, middle]
     yield image[:, middle, start : start + _RUN].T.reshape(-1)[:_RUN]
+    side = image.shape[1] // 2
+    halves = image[:, : 2 * side, : 2 * side].reshape(3, side, 2, side, 2)
+    yield halves.mean((2, 4))[0, side // 2, :_RUN]
+    yield halves[0, side // 2, 0, :_RUN, 0]
+    yield image[0, middle, :_ROW]
+    yield image[2, middle, :_ROW]
+
+
+def _normal(probes: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Probes as rows of mean 0 and length 1, each also backwards; a run of one colour is left out."""
+    rows = [probe - probe.mean() for probe in probes if probe.std() > 1]
+    rows = [row / np.linalg.norm(row) for row in rows]
+    return np.array([*rows, *(row[::-1] for row in rows)], dtype=np.float32)
 
 
 def _orders(array: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
-    """The values in the order of memory and, of a table, in the other order."""
-    yield np.asarray(array, dtype=np.float32).reshape(-1)[:_MOST]
-    if array.ndim == 2:
-        yield np.asarray(array.T, dtype=np.float32).reshape(-1)[:_MOST]
+    """The values in the order of memory, every third of them (one colour), and of a table in the other order."""
+    for plain in (array, array.T) if array.ndim == 2 else (array,):
+        with np.errstate(over="ignore"):
+            values = np.asarray(plain.reshape(-1)[:_MOST], dtype=np.float32)
+        values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+        yield values
+        yield from (values[colour::3] for colour in range(3))
 
 
-def _has(values: NDArray[np.float32], probes: list[NDArray[np.float32]]) -> bool:
-    """True if some run of the values is a probe times a factor plus an offset."""
-    if len(values) < _RUN or not probes:
+def _has(values: NDArray[np.float32], wanted: NDArray[np.float32], alike: float) -> bool:
+    """True if some run of the values is a probe (a row of ``wanted``) times a factor plus an offset."""
+    if not len(wanted) or len(values) < wanted.shape[1]:
         return False
-    values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-    windows = np.lib.stride_tricks.sliding_window_view(values, _RUN)
-    wanted = np.stack([(probe - probe.mean()) / np.linalg.norm(probe - probe.mean()) for probe in probes])
-    for start in range(0, len(windows), 1 << 16):
-        part = windows[start : start + (1 << 16)]
+    windows = np.lib.stride_tricks.sliding_window_view(values, wanted.shape[1])
+    for start in range(0, len(windows), 1 << 15):
+        part = windows[start : start + (1 << 15)]
         part = part - part.mean(1, keepdims=True)
         length = np.linalg.norm(part, axis=1)
         likeness = np.abs(part @ wanted.T).max(1) / np.maximum(length, 1e-12)
-        if bool((likeness > _ALIKE).any()):
+        if bool((likeness > alike).any()):
             return True
     return False
 
@@ -139,3 +165,25 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield "buffer", value.getvalue()
     elif hasattr(value, "__iter__") and hasattr(value, "__len__") and type(value).__module__ == "collections":
         yield from (("item", item) for item in list(value))
+
+
+def _held_tensors(learner: Learner) -> Iterable[tuple[str, Tensor]]:
+    """All tensors of a learner: its state, and tensors in plain attributes."""
+    yield from learner.state_dict().items()
+    for name, module in learner.named_modules():
+        for attribute, value in vars(module).items():
+            for item in _flat(value):
+                yield f"{name}.{attribute}", item
+
+
+def _flat(value: object, depth: int = 3) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, np.ndarray):
+        yield torch.from_numpy(np.ascontiguousarray(value))
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _flat(item, depth - 1)
+    elif depth and isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _flat(item, depth - 1)
