@@ -10,7 +10,7 @@ if sys.platform != "linux":
 
 from benchmarks.campaign import damage, disk, grids, kills, service
 from benchmarks.campaign.table import with_table
-from benchmarks.campaign.tally import Counts, Tally, added, calls_in
+from benchmarks.campaign.tally import Attack, Counts, Tally, added, calls_in
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "campaign.json"
@@ -51,7 +51,7 @@ def test_a_full_disk_gives_no_wrong_count() -> None:
 
 def test_hostile_pictures_and_requests_leave_the_service_answering() -> None:
     with service.served() as (port, process):
-        pictures = nothing_wrong(service.hostile_pictures(port, process.pid, 1500, 8))
+        pictures = nothing_wrong(service.hostile_pictures(port, process.pid, 1500, 8, 24))
         assert pictures["most MB beyond before"] < 600
         assert pictures["normal requests answered"] == pictures["normal requests"]
         nothing_wrong(service.hostile_requests(port, 30, 1))
@@ -59,10 +59,12 @@ def test_hostile_pictures_and_requests_leave_the_service_answering() -> None:
 
 def test_counts_of_calls_are_kept_and_added_up(tmp_path: Path) -> None:
     tally = Tally(tmp_path / "t.json", 5, 1, "a command")
-    tally.attack("a", "kills", 7, 3, lambda times, seed: {"kills": times, "most": seed, "most MB": seed})
+    act = Attack("a", "kills", 7, 3, lambda times, seed: {"kills": times, "most": seed, "most MB": seed})
+    tally.run([act, act._replace(name="b", wanted=2)])
     assert [call["seed"] for call in calls_in(tmp_path / "t.json")["a"]] == [5, 6, 7]
+    assert tally.counts("b")["kills"] == 2
     assert tally.counts("a") == {"kills": 7, "most": 18, "most MB": 7}
-    Tally(tmp_path / "t.json", 5, -1, "no time").attack("a", "kills", 99, 3, lambda times, seed: {})
+    Tally(tmp_path / "t.json", 5, -1, "no time").run([act._replace(wanted=99)])
     assert tally.counts("a")["kills"] == 7
 
 

@@ -7,57 +7,66 @@ from pathlib import Path
 
 import torch
 from benchmarks.campaign import damage, disk, grids, kills, service
+from benchmarks.campaign.service import on_served
 from benchmarks.campaign.table import with_table
-from benchmarks.campaign.tally import Tally
+from benchmarks.campaign.tally import Attack, Counts, Tally
 
 PARTS = ("kills", "files", "service", "disk")
 PAGE = Path("docs/reliability.md")
 
 
-def kill(tally: Tally, wanted: int) -> None:
-    """Kills of every command, in shares that cost about the same time; at least ``wanted`` together."""
+def killing(wanted: int) -> list[Attack]:
+    """Kills of every command, at least ``wanted`` together; few of those that cost most."""
     kills.ready()
-    tally.attack("kill -9 of the service under requests", "kills", wanted // 4, 25, kills.kill_service)
-    tally.attack("kill -9 of the store in lessons", "kills", wanted * 3 // 10, 50, kills.kill_store)
-    tally.attack("kill -9 of learn", "kills", wanted * 3 // 20, 25, kills.kill_learning)
-    tally.attack("kill -9 of run", "kills", wanted // 5, 25, kills.kill_running)
-    tally.attack("kill -9 of processes of a grid", "kills", wanted // 10, 40, grids.kill_grid_processes)
-    tally.attack("kill -9 of a grid", "kills", max(2, wanted // 100), 2, grids.kill_grids)
+    return [
+        Attack("kill -9 of the service under requests", "kills", wanted // 4, 20, kills.kill_service),
+        Attack("kill -9 of the store in lessons", "kills", wanted * 3 // 10, 25, kills.kill_store),
+        Attack("kill -9 of learn", "kills", wanted // 5, 20, kills.kill_learning),
+        Attack("kill -9 of run", "kills", wanted // 5, 20, kills.kill_running),
+        Attack("kill -9 of processes of a grid", "kills", wanted // 20, 20, grids.kill_grid_processes),
+        Attack("kill -9 of a grid", "kills", max(2, wanted // 250), 2, grids.kill_grids),
+    ]
 
 
-def damage_files(tally: Tally, wanted: int) -> None:
-    """Damaged files of every kind; at least ``wanted`` together."""
-    for name, share, act in (
+def damaging(wanted: int) -> list[Attack]:
+    """Damaged files of every kind, at least ``wanted`` together."""
+    shares = (
         ("damaged models", 0.1, damage.damage_models),
         ("damaged checkpoints", 0.4, damage.damage_checkpoints),
         ("damaged journals", 0.2, damage.damage_journals),
         ("damaged pictures", 0.15, damage.damage_pictures),
         ("damaged and hostile pickles", 0.15, damage.damage_pickles),
-    ):
-        tally.attack(name, "files", round(share * wanted), max(10, wanted // 50), act)
-    tally.attack("files that name code", "files", max(50, wanted // 100), 250, damage.named_code)
+    )
+    named = Attack("files that name code", "files", max(50, wanted // 100), 250, damage.named_code)
+    made = [Attack(name, "files", round(share * wanted), max(10, wanted // 50), act) for name, share, act in shares]
+    return [*made, named]
 
 
-def attack_service(tally: Tally, side: int, clients: int) -> None:
-    tally.attack(
-        "hostile pictures", "uploads", 4 * clients, 4 * clients,
-        lambda times, seed: service.on_served(
-            lambda port, pid: service.hostile_pictures(port, pid, side, clients)
-        ),
-    )  # fmt: skip
-    tally.attack(
-        "hostile requests", "requests", 2000, 1000,
-        lambda times, seed: service.on_served(lambda port, pid: service.hostile_requests(port, times, seed)),
-    )  # fmt: skip
-    tally.attack(
-        "slow clients", "slow clients", 520, 520,
-        lambda times, seed: service.on_served(lambda port, pid: service.slow_clients(port, times, 80)),
-    )  # fmt: skip
+def serving(side: int, clients: int) -> list[Attack]:
+    """Attacks on a served process."""
+
+    def pictures(times: int, _: int) -> Counts:
+        return on_served(lambda port, pid: service.hostile_pictures(port, pid, side, clients, times))
+
+    def requests(times: int, seed: int) -> Counts:
+        return on_served(lambda port, _: service.hostile_requests(port, times, seed))
+
+    def slow(times: int, _: int) -> Counts:
+        return on_served(lambda port, _: service.slow_clients(port, times, 80))
+
+    return [
+        Attack("hostile pictures", "uploads", 4 * clients, 4 * clients, pictures),
+        Attack("hostile requests", "requests", 2000, 1000, requests),
+        Attack("slow clients", "slow clients", 520, 520, slow),
+    ]
 
 
-def fail_disks(tally: Tally) -> None:
-    tally.attack("full disk", "lessons", 300, 100, disk.full_disk)
-    tally.attack("failing fsync and write", "failures", 20, 5, disk.failing_disk)
+def failing() -> list[Attack]:
+    """Disks that are full or fail."""
+    return [
+        Attack("full disk", "lessons", 300, 100, disk.full_disk),
+        Attack("failing fsync and write", "failures", 20, 4, disk.failing_disk),
+    ]
 
 
 def main() -> None:
@@ -78,13 +87,13 @@ def main() -> None:
     torch.set_num_threads(1)
     tally = Tally(given.out, given.seed, given.minutes, shlex.join(["python -m benchmarks.campaign", *sys.argv[1:]]))
     if "kills" in given.only:
-        kill(tally, given.kills)
-    if "files" in given.only:
-        damage_files(tally, given.files)
+        tally.run(killing(given.kills))
     if "service" in given.only:
-        attack_service(tally, given.side, given.clients)
+        tally.run(serving(given.side, given.clients))
     if "disk" in given.only:
-        fail_disks(tally)
+        tally.run(failing())
+    if "files" in given.only:
+        tally.run(damaging(given.files))
 
 
 if __name__ == "__main__":

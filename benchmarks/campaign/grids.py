@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def kill_grid_processes(times: int, seed: int) -> Counts:
     draw = random.Random(seed)
     total = {"kills": 0, "of the fork server": 0, "grids": 0, "runs reported as failed": 0, "other results": 0}
     with place() as folder:
-        expected = _results(JOBS, Path(folder) / "quiet")
+        expected = _undisturbed()
         while total["kills"] < times:
             total["grids"] += 1
             out, over = Path(folder) / str(total["grids"]), threading.Event()
@@ -42,6 +43,12 @@ def kill_grid_processes(times: int, seed: int) -> Counts:
                 killer.join()
             total["other results"] += _results(JOBS, out) != expected
     return total
+
+
+@cache
+def _undisturbed() -> list[str]:
+    with place() as folder:
+        return _results(JOBS, Path(folder))
 
 
 def _results(jobs: list[Job], out: Path) -> list[str]:
@@ -87,7 +94,7 @@ def kill_grids(times: int, seed: int) -> Counts:
     draw, total = random.Random(seed), {"kills": 0, "ended before the kill": 0, "grids": 0, "other results": 0}
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     with place() as folder:
-        expected = _results(JOBS, Path(folder) / "quiet")
+        expected = _undisturbed()
         while total["kills"] < times:
             total["grids"] += 1
             out = Path(folder) / str(total["grids"])

@@ -64,8 +64,8 @@ def more_hostile(side: int) -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def hostile_pictures(port: int, pid: int, side: int, clients: int) -> Counts:
-    """Uploads at once that are small as files and large in memory, four for each client, a normal client beside."""
+def hostile_pictures(port: int, pid: int, side: int, clients: int, uploads: int) -> Counts:
+    """Uploads that are small as files and large in memory, so many at once, with a normal client beside them."""
     forms = [content for content in more_hostile(side).values() if len(content) < 30 << 20]
     before, stop, normal, slowest = _status(pid, "VmRSS"), threading.Event(), [], [0.0]
     _reset_peak(pid)
@@ -79,7 +79,7 @@ def hostile_pictures(port: int, pid: int, side: int, clients: int) -> Counts:
     asking = threading.Thread(target=ask_normally)
     asking.start()
     with ThreadPoolExecutor(clients) as pool:
-        jobs = [pool.submit(post, port, forms[i % len(forms)], timeout=300) for i in range(4 * clients)]
+        jobs = [pool.submit(post, port, forms[i % len(forms)], timeout=300) for i in range(uploads)]
         statuses = [job.result() for job in jobs]
     stop.set()
     asking.join()

@@ -3,9 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +29,16 @@ def added(all_counts: list[Mapping[str, int]]) -> Counts:
     return total
 
 
+class Attack(NamedTuple):
+    """``act(times, seed)`` counts what it did; ``wanted`` of ``unit`` are needed, ``at_once`` of them in one call."""
+
+    name: str
+    unit: str
+    wanted: int
+    at_once: int
+    act: Callable[[int, int], Counts]
+
+
 class Tally:
     """Attacks by name, each with its calls. ``minutes`` bounds how long attacks are begun."""
 
@@ -45,14 +55,24 @@ class Tally:
         """What all calls have counted."""
         return added([call["counts"] for call in self._calls().get(name, [])])
 
-    def attack(self, name: str, unit: str, wanted: int, at_once: int, act: Callable[[int, int], Counts]) -> None:
-        """Call ``act(times, seed)`` until ``wanted`` of ``unit`` are counted or the time is over; note each call."""
-        while self.time_left and (missing := wanted - self.counts(name).get(unit, 0)) > 0:
-            seed = self.seed + len(self._calls().get(name, []))
-            begun = time.monotonic()
-            counts = act(min(missing, at_once), seed)
-            self._note(name, {"seed": seed, "seconds": round(time.monotonic() - begun, 1), "counts": counts})
-            print(f"{name}: {json.dumps(counts)}; in all {json.dumps(self.counts(name))}", flush=True)
+    def run(self, attacks: Sequence[Attack]) -> None:
+        """Call one attack after the other, again and again, until all have their counts or the time is over."""
+        called = True
+        while called:
+            called = False
+            for attack in attacks:
+                called = self._call(attack) or called
+
+    def _call(self, attack: Attack) -> bool:
+        """Call an attack that lacks counts, and note what it counted; False if it has enough or no time is left."""
+        missing = attack.wanted - self.counts(attack.name).get(attack.unit, 0)
+        if missing <= 0 or not self.time_left:
+            return False
+        seed, begun = self.seed + len(self._calls().get(attack.name, [])), time.monotonic()
+        counts = attack.act(min(missing, attack.at_once), seed)
+        self._note(attack.name, {"seed": seed, "seconds": round(time.monotonic() - begun, 1), "counts": counts})
+        print(f"{attack.name}: {json.dumps(counts)}; in all {json.dumps(self.counts(attack.name))}", flush=True)
+        return True
 
     def _note(self, name: str, call: dict[str, Any]) -> None:
         about = {"command": self.command, "commit": self._where["commit"], "dirty": self._where["dirty"]}
