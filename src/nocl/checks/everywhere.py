@@ -12,7 +12,6 @@ import mmap
 import types
 import zlib
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ _FEWEST = 16  # numbers; less is no part of an image
 _SHORTEST = 256  # characters of a text
 _BUFFERS = (bytes, bytearray, memoryview, array.array, mmap.mmap)
 _SKIPPED = (types.FunctionType, types.FrameType, type, types.CodeType)  # what they hold is listed by itself
+_kinds: dict[type[Any], bool] = {}  # asked of millions of objects
 Prints = dict[int, int]
 
 
@@ -63,9 +63,10 @@ def _all() -> list[tuple[object, NDArray[Any]]]:
     return [(holder, numbers) for holder, numbers in pairs if numbers is not None and numbers.size >= _FEWEST]
 
 
-@cache
-def _holds_numbers(kind: type) -> bool:
-    return issubclass(kind, (*_BUFFERS, np.ndarray, str, list, tuple, io.BytesIO, Tensor))
+def _holds_numbers(kind: type[Any]) -> bool:
+    if kind not in _kinds:
+        _kinds[kind] = issubclass(kind, (*_BUFFERS, np.ndarray, str, list, tuple, io.BytesIO, Tensor))
+    return _kinds[kind]
 
 
 def _numbers(value: Any) -> NDArray[Any] | None:
