@@ -23,4 +23,6 @@ class Limits:
     decode_bytes: int = 320 << 20  # that decoding may take at once, of all pictures
     header_seconds: float = 10.0  # for a request line and its headers to arrive
     connections: int = 512
-    per_address: int = 64  # connections from one address
+    per_address: int = (
+        128  # connections from one address; more than one batch of 64 uploads, so that a normal client has room
+    )
