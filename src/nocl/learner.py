@@ -289,8 +289,8 @@ class FrozenLearner(Learner):
     ----------
     stages
         The stages of the network whose pooled outputs make the feature, numbers from 1 such as ``[2, 3, 4]``. None: the
-        last one. ``"auto"``: the last ``depths`` stages, or all if the network has fewer. ``-2`` is the spread of stage
-        2 over its positions: ``[1, 2, 3, 4, -1, -2, -3]``.
+        last one. ``"auto"``: what the method usually takes of this network (:meth:`usual_stages`). ``-2`` is the
+        spread of stage 2 over its positions: ``[1, 2, 3, 4, -1, -2, -3]``.
     **common
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`Learner`.
     """
@@ -301,10 +301,14 @@ class FrozenLearner(Learner):
 
     def __init__(self, *, stages: Sequence[int] | Literal["auto"] | None = None, **common: Unpack[Common]) -> None:
         super().__init__(**common)
-        wanted = self.network.last_stages(self.depths) if stages == "auto" else stages
+        wanted = self.usual_stages() if stages == "auto" else stages
         self.stages = None if wanted is None else tuple(int(stage) for stage in wanted)
         self.feature_dim = self.network.feature_dim(self.image_size, self.stages)
         self.engine = Engine()  # not a parameter: like the device, it changes where, not what is computed
+
+    def usual_stages(self) -> tuple[int, ...]:
+        """What ``stages="auto"`` takes of this network."""
+        return self.network.last_stages(self.depths)
 
     def learn(self, z: Tensor, y: Tensor) -> None:
         """Learn from features [B, d] with their labels."""

@@ -34,8 +34,9 @@ posterior. The number goes with d, because the images needed to know a covarianc
 shape is left out: classes of few images then cost one matrix product together.
 
 ``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that the base classes did not
-need and novel ones may. ``flip`` scores each image and its mirror image and adds up: one more forward pass at test,
-none while learning.
+need and novel ones may. The mean over positions says how much of something there is, the spread how it is distributed.
+
+``flip`` scores each image and its mirror image and adds up: one more forward pass at test, none while learning.
 
 ``storage`` decides what is kept of each class beside count and mean: ``full``, its covariance as a packed float32
 triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (see
@@ -54,7 +55,6 @@ together; means have a prior and tails are a t's; the log-determinant of Sigma_c
 because base classes, whose images trained the network, have smaller covariances than test images of theirs deserve.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Annotated, ClassVar, Literal, Unpack
@@ -80,7 +80,7 @@ _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _KNOWN_FROM = 3  # images a feature value, from which the shared covariance is taken as it is
-_TEMPERATURE, _TEMPERATURE_POWER = 1.45, 0.75  # a line through twenty models, see benchmarks/confidence.py
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 46.5, 0.58, -0.37  # a line through 48 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # less than ten images a class
@@ -93,7 +93,9 @@ class RDA(FrozenLearner):
     Parameters
     ----------
     stages
-        The stages of the network whose pooled outputs make the feature. None: the last one; ``"auto"``: the last three.
+        The stages of the network whose pooled outputs make the feature, such as ``[2, 3, 4]``; ``-2`` is the spread of
+        stage 2 over its positions. None: the last one. ``"auto"``: the means of all stages and the spreads of all but
+        the last, or, where that is more than 640 values, the means of the last three.
     power
         Power of the Tukey transform, from 0 to 2 (0: the logarithm); 1 changes nothing.
     prior
@@ -159,6 +161,16 @@ class RDA(FrozenLearner):
         self.shapes = ClassShapes(self.feature_dim, rank if storage == "lowrank" else None)
         self.sketches = ClassSketches(self.feature_dim, rows_for(self.feature_dim) if storage == "sketch" else 0)
         self._rule: linalg.Cached[Rule] = linalg.Cached()
+
+    def usual_stages(self) -> tuple[int, ...]:
+        """The means of all stages and the spreads of all but the last; of a network too wide for it, the last means."""
+        network = self.network
+        if network.has_maps:
+            every = network.last_stages(network.n_stages)
+            stages = (*every, *[-stage for stage in every[:-1]])
+            if network.feature_dim(self.image_size, stages) <= _FULL_UP_TO:
+                return stages
+        return network.last_stages(self.depths)
 
     @property
     def sees_images(self) -> bool:
@@ -271,8 +283,12 @@ class RDA(FrozenLearner):
         """From the distances between the classes; see "Probabilities" on the method's page."""
         if not len(self.stats) or self.storage == "mean":
             return 1.0
-        apart = float(self._current().means.between.sum())
-        return (1 + self.flip) * max(_TINY, _TEMPERATURE * math.pow(apart, _TEMPERATURE_POWER))
+        line = _TEMPERATURE * self.squared_length_of_means() ** _BY_LENGTH * self.feature_dim**_BY_DIM
+        return (1 + self.flip) * max(_TINY, line)
+
+    def squared_length_of_means(self) -> float:
+        """Mean over classes of the squared length of their posterior means, where the shared covariance is I."""
+        return float(self._current().means.mean[self.stats.count > 0].square().sum(1).mean())
 
     def _current(self) -> Rule:
         state = (
