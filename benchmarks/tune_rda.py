@@ -21,6 +21,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -180,9 +181,14 @@ def train(stream: Stream, backbone: str, recipe: dict[str, JSON], cache: Path) -
 def settle(benches: Sequence[Bench]) -> tuple[dict[str, JSON], list[JSON]]:
     """The settings that a further sweep leaves as they are, and all trials."""
     best, trials = START, []
+
+    def value(settings: dict[str, JSON]) -> float:
+        with ThreadPoolExecutor(len(benches)) as threads:
+            return sum(threads.map(lambda bench: bench.value(settings), benches)) / len(benches)
+
     for _ in range(SWEEPS):
         before = best
-        best, tried = search(before, ROUNDS, lambda s: sum(bench.value(s) for bench in benches) / len(benches))
+        best, tried = search(before, ROUNDS, value)
         trials += [trial for trial in tried if trial not in trials]
         if best == before:
             break
