@@ -16,7 +16,7 @@ from nocl.stats.class_stats import tukey
 from tests.support.rda_cases import D, gaussians, rda, taught
 
 
-def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, power: float = 0.5) -> Tensor:
+def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, power: float = 0.75) -> Tensor:
     """Scores as the module docstring writes them, one class at a time, in float64."""
     z, query = (z.double() + 1e-6) ** power, (query.double() + 1e-6) ** power
     classes, d = list(dict.fromkeys(y.tolist())), z.shape[1]
@@ -50,7 +50,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         predictive = covariance + turn @ torch.diag(variance) @ turn.T
         off = query - mean
         distance = (off @ torch.linalg.inv(predictive) * off).sum(1)
-        scores.append(-(30 + d) * torch.log1p(distance / 30) - torch.log1p(variance).sum() / n)
+        scores.append(-(10 + d) * torch.log1p(distance / 10) - torch.log1p(variance).sum() / n)
     return torch.stack(scores, 1)
 
 
@@ -104,7 +104,7 @@ def test_many_images_leave_nothing_of_prior_and_caution() -> None:
     query = gaussians([5] * 2, seed=1)[0]
     learner = taught(rda(shortlist=None, degrees=1e9), z, y, size=600)
     covariances = learner.class_covariances(torch.arange(2))
-    away = tukey(query, 0.5).double()[:, None] - learner.stats.mean
+    away = tukey(query, 0.75).double()[:, None] - learner.stats.mean
     plain = -(away[:, :, None] @ torch.linalg.inv(covariances) @ away[:, :, :, None])[:, :, 0, 0]
     torch.testing.assert_close(learner.score(query).double(), plain, rtol=3e-3, atol=0.1)
 
@@ -247,8 +247,9 @@ def test_bad_features_are_refused_before_anything_changes() -> None:
 def test_temperature_follows_the_distances_between_classes_and_merges_exactly() -> None:
     z, y = gaussians([10] * 4)
     learner = taught(rda(), z, y)
-    between = float(learner._derive().means.between.sum())
-    assert learner.softmax_temperature() == pytest.approx(1.45 * between**0.75)
+    length = float(learner._derive().means.mean.square().sum(1).mean())
+    assert learner.squared_length_of_means() == pytest.approx(length)
+    assert learner.softmax_temperature() == pytest.approx(46.5 * length**0.58 * D**-0.37)
     assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)

@@ -78,7 +78,7 @@ def test_scores_are_those_of_the_covariances_it_says_it_has(monkeypatch: pytest.
     query = gaussians([4, 4, 4], seed=3, dim=DIM)[0]
     rule = learner._derive()
     covariances = learner.class_covariances(torch.arange(3))
-    u = rule.coordinates((query + 1e-6).sqrt()).double()
+    u = rule.coordinates((query + 1e-6) ** learner.power).double()
     for c in (0, 1):
         predictive = rule.means.turn @ covariances[c] @ rule.means.turn.T + torch.diag(rule.means.variance[c])
         away = u - rule.means.mean[c]

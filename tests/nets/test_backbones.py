@@ -31,13 +31,13 @@ def test_a_name_with_a_side_enlarges_images() -> None:
 @pytest.mark.parametrize(
     ("network", "stages"),
     [
-        ("tiny_resnet18", (2, 3, 4)),
+        ("tiny_resnet18", (1, 2, 3, 4, -1, -2, -3)),
         ("efficientnet_lite0@32", (3, 4, 5)),
         (f"{OWN}:trained", (1,)),
         ("features:7", (1,)),
     ],
 )
-def test_auto_takes_the_last_stages_the_network_has(network: str, stages: tuple[int, ...]) -> None:
+def test_auto_takes_what_the_network_has(network: str, stages: tuple[int, ...]) -> None:
     learner = make("rda", backbone=network)
     assert learner.stages == stages
     assert make("rda", **learner.get_params()).stages == stages  # type: ignore[attr-defined]

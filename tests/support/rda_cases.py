@@ -10,7 +10,7 @@ D = 8 * (2 + 4 + 8)  # tiny_resnet18, stages 2, 3, 4
 
 
 def rda(**params: object) -> RDA:
-    return RDA(**{"backbone": "tiny_resnet18", **params})  # type: ignore[arg-type]
+    return RDA(**{"backbone": "tiny_resnet18", "stages": [2, 3, 4], **params})  # type: ignore[arg-type]
 
 
 def gaussians(counts: list[int], seed: int = 0, dim: int = D) -> tuple[Tensor, Tensor]:

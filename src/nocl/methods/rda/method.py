@@ -5,7 +5,7 @@ shrunk towards the one all classes share, its mean is known as well as its image
 that explains it best. All of it follows from counts, means and scatter matrices, so it is exact in one pass, needs no
 second look, no image and no gradient, and does not depend on the order of images, classes or batches.
 
-    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.5
+    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.75
     S_c = scatter of class c / (n_c - 1),   S = sum of all scatters / (N - K)       the shared covariance
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
@@ -137,10 +137,10 @@ class RDA(FrozenLearner):
         self,
         *,
         stages: Sequence[int] | Literal["auto"] | None = "auto",
-        power: Annotated[float, Range(0, 2)] = 0.5,
-        prior: Positive = 3.0,
+        power: Annotated[float, Range(0, 2)] = 0.75,
+        prior: Positive = 2.0,
         ridge: NonNegative = 0.001,
-        degrees: Positive = 30.0,
+        degrees: Positive = 10.0,
         caution: NonNegative = 1.0,
         storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
@@ -217,9 +217,10 @@ class RDA(FrozenLearner):
         return int(self.stats.count[self._column[label]]) <= self.sketches.rows + 1
 
     def kept(self) -> str:
+        whole = self.sketches.rows * self.feature_dim >= self.feature_dim * (self.feature_dim + 1) // 2
         own = {
             "full": "mean and covariance", "lowrank": f"mean and {self.rank} directions of its covariance",
-            "sketch": f"mean and {self.sketches.rows} sums of products",
+            "sketch": f"mean and {self.sketches.rows} sums of products{' (its covariance)' if whole else ''}",
         }  # fmt: skip
         beside = "" if self.storage == "mean" else ", beside one covariance of all classes"
         return f"of each class: count, {own.get(self.storage, 'mean')} of its features{beside}"
