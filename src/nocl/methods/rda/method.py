@@ -55,6 +55,7 @@ together; means have a prior and tails are a t's; the log-determinant of Sigma_c
 because base classes, whose images trained the network, have smaller covariances than test images of theirs deserve.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Annotated, ClassVar, Literal, Unpack
@@ -284,7 +285,7 @@ class RDA(FrozenLearner):
         """From the distances between the classes; see "Probabilities" on the method's page."""
         if not len(self.stats) or self.storage == "mean":
             return 1.0
-        line = _TEMPERATURE * self.squared_length_of_means() ** _BY_LENGTH * self.feature_dim**_BY_DIM
+        line = _TEMPERATURE * math.pow(self.squared_length_of_means(), _BY_LENGTH) * math.pow(self.feature_dim, _BY_DIM)
         return (1 + self.flip) * max(_TINY, line)
 
     def squared_length_of_means(self) -> float:
