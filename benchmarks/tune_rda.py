@@ -13,8 +13,8 @@ preference from elsewhere.
 ``prior`` is counted in images per feature value so that it carries over to another width.
 
 ``caution`` is not searched: it says what old classes may lose for new ones of one image, which no measure can decide.
-Its curve is written beside the result: the counts above and one image, and what one, three and ten pictures of one
-pseudo-novel class do to 9 and 23 others of 30 images.
+Its curve on the first split is written beside the result: the counts above and one image, and what one, three and ten
+pictures of one pseudo-novel class do to 9 and 23 others of 30 images.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from nocl.data.features import extract
 from nocl.experiments.base_copy import PARTITION, base_only
 from nocl.methods.rda.method import RDA
 from nocl.metrics import Scores
-from nocl.plumbing.files import write_tensors
+from nocl.plumbing.files import write_json, write_tensors
 from nocl.plumbing.types import JSON
 from nocl.stats.linalg import Cached
 from nocl.streams import Stream, class_incremental
@@ -58,7 +58,7 @@ SPLITS = (0, 1)
 SHOTS = (5, 20, 100, None)
 CAUTIONS = (0.0, 0.25, 0.5, 1.0, 2.0)
 PICTURES = (1, 3, 10)
-OLD, LEARNED, TESTED, DRAWS = (9, 23), 30, 60, 16  # old classes, images of each, images to ask, repetitions
+OLD, LEARNED, TESTED, DRAWS = (9, 23), 30, 60, 4  # old classes, images of each, images to ask, repetitions
 
 
 def search(
@@ -92,11 +92,13 @@ def search(
 class Bench:
     """The score of any settings on the copy's features."""
 
-    def __init__(self, bank: Bank, stream: Stream, backbone: str, origin: JSON) -> None:
+    def __init__(self, bank: Bank, stream: Stream, backbone: str, origin: dict[str, JSON], cache: Path) -> None:
         self.bank, self.stream, self.backbone, self.origin = bank, stream, backbone, origin
-        self.blocks, self.split = stream.blocks, stream.describe()["order_seed"]
+        self.kept = cache / f"tune-{origin['key']}.json"  # an interrupted search goes on
+        self.blocks = stream.blocks
         self.taught: dict[str, RDA] = {}  # statistics depend on these settings only; the others act when scoring
-        self.found: dict[str, float] = {}  # settings come up again in later sweeps
+        # settings come up again in later sweeps
+        self.found: dict[str, float] = json.loads(self.kept.read_text()) if self.kept.exists() else {}
 
     def learner(self, stages: JSON, power: JSON, shots: int | None) -> RDA:
         key = f"{stages} {power} {shots}"
@@ -110,6 +112,7 @@ class Bench:
         key = json.dumps(settings, sort_keys=True)
         if key not in self.found:
             self.found[key] = self.measure(settings)
+            write_json(self.kept, self.found)
         return self.found[key]
 
     def measure(self, settings: dict[str, JSON]) -> float:
@@ -201,7 +204,7 @@ def open_bench(whole: Dataset, split: int, args: argparse.Namespace) -> Bench:
     stream = class_incremental(base, partition=PARTITION, order_seed=split)
     path, origin = train(stream, args.backbone, {**RECIPE, "epochs": args.epochs}, args.cache)
     features = extract(stream.data, path, cache=args.cache, backbone=args.backbone, stages=STAGES)
-    return Bench(Bank(features, args.backbone), stream, args.backbone, origin)
+    return Bench(Bank(features, args.backbone), stream, args.backbone, origin, args.cache)
 
 
 def main() -> None:
@@ -213,11 +216,12 @@ def main() -> None:
     benches = [open_bench(whole, split, args) for split in SPLITS]
     best, trials = settle(benches)
     curve: list[JSON] = []
-    for caution, bench in itertools.product(CAUTIONS, benches):
+    bench = benches[0]
+    for caution in CAUTIONS:
         settings = {**best, "caution": caution}
         scores: list[JSON] = [percent(found) for found in bench.scores(settings, (1, *SHOTS))]
         pictures: list[JSON] = [bench.pictures(settings, n_old) for n_old in OLD]
-        curve.append({"caution": caution, "split": bench.split, "scores": scores, "pictures": pictures})
+        curve.append({"caution": caution, "scores": scores, "pictures": pictures})
     copies: list[JSON] = [{"base": bench.origin, "stream": bench.stream.describe()} for bench in benches]
     command = f"python benchmarks/tune_rda.py --backbone {args.backbone} --epochs {args.epochs}"
     keep(args.out / "tune_rda.json", command, benches[0].bank, best=best, trials=trials, caution=curve, copies=copies)
