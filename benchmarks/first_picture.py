@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nocl import data
+from nocl import data, nets
 from nocl.app import weights
 from nocl.learner import FrozenLearner
 from nocl.methods import make
@@ -149,11 +149,12 @@ def old_and_new(method: str, pool: Tensor, tests: Tensor, n_old: int, learned: i
 
 def features_of(method: str, images: Images, network: Path | str) -> Tensor:
     """[classes, POOL + TESTED, d], as the method wants them, by a file of weights or by a pretrained network."""
-    pretrained: dict[str, JSON] = {"backbone": network, "weights": "pretrained", "image_size": 32}
-    learner = make(method, **pretrained) if isinstance(network, str) else make(method)
+    learner = make(method, backbone=network, image_size=32) if isinstance(network, str) else make(method)
     assert isinstance(learner, FrozenLearner)
     if isinstance(network, Path):
         load_weights(learner.network, network)
+    else:
+        nets.load_pretrained(learner.network, network)
     x, y = images
     rows = np.stack([np.flatnonzero(y == c)[: POOL + TESTED] for c in np.unique(y)])
     parts = torch.from_numpy(np.ascontiguousarray(x[rows.ravel()])).split(250)

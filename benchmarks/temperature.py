@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from bank import Bank, keep, parser
-from nocl import data
+from nocl import data, nets
 from nocl.app.calibration import fit_temperature
-from nocl.methods import make
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.types import JSON
 from tune_rda import SPLITS, Bench, open_bench
@@ -38,8 +37,8 @@ def of_copy(bench: Bench) -> Tensor:
 
 def of_eyes(bench: Bench) -> Tensor:
     """The same images seen by EfficientNet-Lite0."""
-    learner = make("rda", backbone=EYES, weights="pretrained", image_size=32)
-    assert isinstance(learner, RDA)
+    learner = RDA(backbone=EYES, image_size=32)
+    nets.load_pretrained(learner.network, EYES)
     images = bench.stream.data.train
     found = []
     for c in novel(bench):
