@@ -36,8 +36,9 @@ def contenders() -> list[str]:
 def draw(curves: Mapping[str, Sequence[dict[str, JSON]]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True)
-    for axis, name, title in zip(axes, ("novel", "hm"), ("novel accuracy, %", "harmonic mean, %")):
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), sharex=True)
+    titles = {"base": "old classes, %", "novel": "new classes, %", "hm": "harmonic mean, %"}
+    for axis, (name, title) in zip(axes, titles.items()):
         for method, points in curves.items():
             axis.plot([p["shots"] for p in points], [p[name] for p in points], marker="o", ms=3, label=method)
         axis.set_xscale("log")
@@ -53,7 +54,11 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--methods", nargs="+", default=contenders())
     arguments.add_argument("--batch-size", type=int, default=500, help="10 for methods that depend on it")
+    arguments.add_argument("--draw", action="store_true", help="draw the figure from the file and stop")
     args = arguments.parse_args()
+    if args.draw:
+        draw(json.loads((args.out / "few_shot.json").read_text())["curves"], args.out / "few_shot.svg")
+        return
     bank, blocks = open_bank(args)
     path = args.out / "few_shot.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
