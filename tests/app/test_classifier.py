@@ -196,7 +196,7 @@ def test_merging_what_both_went_on_learning_needs_the_common_model(tmp_path: Pat
     both.partial_fit(pictures("red", 2, 5), "red").partial_fit(pictures("red", 3, 6), "red")
     with pytest.raises(ValueError, match="both went on learning red"):
         a.copy().merge(b)
-    with pytest.raises(ValueError, match="parted"):
+    with pytest.raises(ValueError, match="copied from"):
         a.copy().merge(b, common=a)
     a.merge(b, common=base)
     assert a.counts_ == {"red": 13, "green": 8}

@@ -2,12 +2,15 @@
 
 import copy
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from nocl.checks import LEARNER_CHECKS
+from nocl.methods.rda import method
 from nocl.methods.rda.means import ClassMeans
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.seeding import generator
@@ -249,7 +252,7 @@ def test_temperature_follows_the_distances_between_classes_and_merges_exactly() 
     learner = taught(rda(), z, y)
     length = float(learner._derive().means.mean.square().sum(1).mean())
     assert learner.squared_length_of_means() == pytest.approx(length)
-    assert learner.softmax_temperature() == pytest.approx(46.5 * length**0.58 * D**-0.37)
+    assert learner.softmax_temperature() == pytest.approx(125 * length**0.595 * D**-0.536)
     assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)
@@ -296,3 +299,10 @@ def test_other_settings_keep_the_contract(params: dict[str, JSON], check: str) -
 def test_bad_parameters_are_named(params: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         rda(**params)
+
+
+def test_the_defaults_are_what_the_benchmarks_found() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    line = json.loads((results / "temperature.json").read_text())["line"]
+    found = (method._TEMPERATURE, method._BY_LENGTH, method._BY_DIM)
+    assert found == pytest.approx((line["scale"], line["a"], line["b"]), rel=1e-3)

@@ -82,9 +82,12 @@ def _numbers(value: Any) -> NDArray[Any] | None:
         is_binary = len(value) >= _SHORTEST and not value.isprintable()
         return np.frombuffer(value.encode("latin1", "replace"), np.uint8) if is_binary else None
     if isinstance(value, io.BytesIO):
-        return np.frombuffer(value.getvalue(), np.uint8)
+        return None if value.closed else np.frombuffer(value.getvalue(), np.uint8)
     if isinstance(value, _BUFFERS):
-        return np.frombuffer(bytes(value), np.uint8)
+        try:
+            return np.frombuffer(bytes(value), np.uint8)
+        except ValueError:  # released or closed: it holds nothing any more
+            return None
     return _from_list(value) if len(value) >= _FEWEST else None
 
 

@@ -81,7 +81,7 @@ _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _KNOWN_FROM = 3  # images a feature value, from which the shared covariance is taken as it is
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 46.5, 0.58, -0.37  # a line through 48 models, see benchmarks/temperature.py
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 125.0, 0.595, -0.536  # a line through 48 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # less than ten images a class
