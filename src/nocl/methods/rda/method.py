@@ -49,10 +49,11 @@ covariance either (nearest mean; nobody knows then how uncertain a mean is).
 exact score; the others are put below them in the order of their approximate scores. None scores every class exactly.
 
 Where we differ from Friedman: his second parameter shrinks every class to a multiple of I by one fraction, ours shrinks
-the shared covariance, and only while it rests on few images, beside a small constant ridge; his first weighs by total
-counts with one fraction for all classes, ours by one number of images, so that classes of 1 and of 500 images can live
-together; means have a prior and tails are a t's; the log-determinant of Sigma_c and the class priors are left out,
-because base classes, whose images trained the network, have smaller covariances than test images of theirs deserve.
+the shared covariance, and only while it rests on few images, beside a small constant ridge. His first weighs by total
+counts with one fraction for all classes, ours by one number of images, so that a class of 1 image and one of 500 are
+both treated well. Means have a prior and tails are a t's. The log-determinant of Sigma_c and the class priors are left
+out: the covariances of base classes were measured on images that trained the network and are smaller than those of
+test images, so the log-determinant would favour base classes.
 """
 
 import math
