@@ -59,7 +59,7 @@ def _all() -> list[tuple[object, NDArray[Any]]]:
         owners = list(unique.values())
         if not owners:
             break
-    pairs = ((holder, _numbers(holder)) for holder in found.values())
+    pairs = ((holder, _readable(holder)) for holder in found.values())
     return [(holder, numbers) for holder, numbers in pairs if numbers is not None and numbers.size >= _FEWEST]
 
 
@@ -67,6 +67,14 @@ def _holds_numbers(kind: type[Any]) -> bool:
     if kind not in _kinds:
         _kinds[kind] = issubclass(kind, (*_BUFFERS, np.ndarray, str, list, tuple, io.BytesIO, Tensor))
     return _kinds[kind]
+
+
+def _readable(value: Any) -> NDArray[Any] | None:
+    """Its numbers, or None where it has none that can be read: a closed file, a stand-in for a tensor in an export."""
+    try:
+        return _numbers(value)
+    except (RuntimeError, TypeError, ValueError, BufferError):
+        return None
 
 
 def _numbers(value: Any) -> NDArray[Any] | None:
@@ -82,12 +90,9 @@ def _numbers(value: Any) -> NDArray[Any] | None:
         is_binary = len(value) >= _SHORTEST and not value.isprintable()
         return np.frombuffer(value.encode("latin1", "replace"), np.uint8) if is_binary else None
     if isinstance(value, io.BytesIO):
-        return None if value.closed else np.frombuffer(value.getvalue(), np.uint8)
+        return np.frombuffer(value.getvalue(), np.uint8)
     if isinstance(value, _BUFFERS):
-        try:
-            return np.frombuffer(bytes(value), np.uint8)
-        except ValueError:  # released or closed: it holds nothing any more
-            return None
+        return np.frombuffer(bytes(value), np.uint8)
     return _from_list(value) if len(value) >= _FEWEST else None
 
 
