@@ -1,8 +1,13 @@
 """Cheaters: a method that keeps images where shapes do not show it is found, and an honest one is not suspected."""
 
+import io
+
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nocl.checks import CheckError, no_image_is_kept, state_is_all_there_is
+from nocl.checks.everywhere import prints
 from nocl.learner import Learner
 from nocl.methods import METHODS
 from nocl.plumbing.types import JSON
@@ -38,3 +43,13 @@ def test_an_answer_that_is_not_in_the_state_is_found() -> None:
 def test_honest_methods_are_not_suspected(name: str) -> None:
     no_image_is_kept(METHODS[name], {})
     state_is_all_there_is(METHODS[name], {})
+
+
+def test_what_cannot_be_read_is_passed_over() -> None:
+    closed = io.BytesIO(b"x" * 100)
+    closed.close()
+    with FakeTensorMode():
+        stand_in = torch.zeros(20)  # as an export leaves them behind
+    assert prints()
+    assert closed.closed
+    assert len(stand_in) == 20
