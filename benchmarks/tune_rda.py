@@ -211,19 +211,21 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--backbone", default="reduced_resnet18")
     arguments.add_argument("--epochs", type=int, default=6)
+    arguments.add_argument("--no-curve", action="store_true", help="leave out what caution trades, which takes longest")
     args = arguments.parse_args()
     whole = data.load("cifar100", root=args.data)
     benches = [open_bench(whole, split, args) for split in SPLITS]
     best, trials = settle(benches)
     curve: list[JSON] = []
     bench = benches[0]
-    for caution in CAUTIONS:
+    for caution in () if args.no_curve else CAUTIONS:
         settings = {**best, "caution": caution}
         scores: list[JSON] = [percent(found) for found in bench.scores(settings, (1, *SHOTS))]
         pictures: list[JSON] = [bench.pictures(settings, n_old) for n_old in OLD]
         curve.append({"caution": caution, "scores": scores, "pictures": pictures})
     copies: list[JSON] = [{"base": bench.origin, "stream": bench.stream.describe()} for bench in benches]
     command = f"python benchmarks/tune_rda.py --backbone {args.backbone} --epochs {args.epochs}"
+    command += " --no-curve" if args.no_curve else ""
     keep(args.out / "tune_rda.json", command, benches[0].bank, best=best, trials=trials, caution=curve, copies=copies)
 
 
