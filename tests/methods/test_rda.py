@@ -306,3 +306,6 @@ def test_the_defaults_are_what_the_benchmarks_found() -> None:
     line = json.loads((results / "temperature.json").read_text())["line"]
     found = (method._TEMPERATURE, method._BY_LENGTH, method._BY_DIM)
     assert found == pytest.approx((line["scale"], line["a"], line["b"]), rel=1e-3)
+    best = json.loads((results / "tune_rda.json").read_text())["best"]
+    usual = RDA(backbone="reduced_resnet18").get_params()
+    assert {name: usual[name] for name in best} == best
