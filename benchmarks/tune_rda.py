@@ -12,9 +12,10 @@ parameter after another, and goes round again until nothing changes, so neither 
 preference from elsewhere.
 ``prior`` is counted in images per feature value so that it carries over to another width.
 
-``caution`` is not searched: it says what old classes may lose for new ones of one image, which no measure can decide.
-Its curve on the first split is written beside the result: the counts above and one image, and what one, three and ten
-pictures of one pseudo-novel class do to 9 and 23 others of 30 images.
+``caution`` says what old classes may lose for a new one of one image. That is a choice and not a maximum, so it is
+made last and by a rule: the least caution with which 9 and 23 pseudo-novel classes of 30 images lose at most one point
+(``MAY_LOSE``, mean of the splits) to the first picture of another one. The whole curve is written beside the result,
+after one, three and ten pictures, with nearest means on the same images; so are the counts above and one image.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,8 @@ from nocl import data
 from nocl.data import Dataset
 from nocl.data.features import extract
 from nocl.experiments.base_copy import PARTITION, base_only
+from nocl.learner import FrozenLearner
+from nocl.methods.ncm import NCM
 from nocl.methods.rda.method import RDA
 from nocl.metrics import Scores
 from nocl.plumbing.files import write_json, write_tensors
@@ -58,7 +62,8 @@ SPLITS = (0, 1)
 SHOTS = (5, 20, 100, None)
 CAUTIONS = (0.0, 0.25, 0.5, 1.0, 2.0)
 PICTURES = (1, 3, 10)
-OLD, LEARNED, TESTED, DRAWS = (9, 23), 30, 60, 4  # old classes, images of each, images to ask, repetitions
+OLD, LEARNED, TESTED, DRAWS = (9, 23), 30, 60, 8  # old classes, images of each, images to ask, repetitions
+MAY_LOSE = 1.0  # points
 
 
 def search(
@@ -87,6 +92,9 @@ def search(
         enough = max(value for value, _ in tried) - margin
         best = next(settings for value, settings in tried if value >= enough)
     return best, trials
+
+
+Maker = Callable[[str], FrozenLearner]  # of a backbone
 
 
 class Bench:
@@ -131,24 +139,23 @@ class Bench:
         print(settings, *[percent(scores) for scores in found], flush=True)
         return found
 
-    def pictures(self, settings: dict[str, JSON], n_old: int) -> dict[str, JSON]:
-        """What the old classes lose to one new class and how often it is recognised, in percent, by its images."""
-        found = [self._pictures(settings, n_old, draw) for draw in range(DRAWS)]
-        lost, new = torch.tensor(found).mean(0).unbind(1)
-        return {"old": n_old, "images": list(PICTURES), "lost": _rounded(lost), "new": _rounded(new)}
+    def pictures(self, make: Maker, stages: Sequence[int], n_old: int) -> Tensor:
+        """[pictures, 2], in percent: what the old classes lose to a new one and how often that is recognised."""
+        draws = [self._pictures(make, stages, n_old, draw) for draw in range(DRAWS)]
+        return torch.tensor(draws).mean(0)
 
-    def _pictures(self, settings: dict[str, JSON], n_old: int, draw: int) -> list[tuple[float, float]]:
+    def _pictures(self, make: Maker, stages: Sequence[int], n_old: int, draw: int) -> list[tuple[float, float]]:
         novel = [c for block in self.blocks[1:] for c in block]
         random = np.random.default_rng(draw)
         classes = random.permutation(novel)[: n_old + 1]
-        columns = self.bank.columns(settings["stages"])  # type: ignore[arg-type]
+        columns = self.bank.columns(stages)
         images = [
             self.bank.train[torch.from_numpy(random.permutation(np.flatnonzero(self.bank.train_y == c)))][
                 : LEARNED + TESTED, columns
             ]
             for c in classes
         ]
-        learner = RDA(backbone=f"features:{len(columns)}", **{**settings, "stages": None})  # type: ignore[arg-type]
+        learner = make(f"features:{len(columns)}")
         for label, z in enumerate(images[:-1]):
             learner.observe(z[:LEARNED], torch.full((LEARNED,), label))
         before, _ = _accuracies(learner, images)
@@ -161,14 +168,45 @@ class Bench:
         return found
 
 
-def _accuracies(learner: RDA, images: Sequence[Tensor]) -> tuple[float, float]:
+def _accuracies(learner: FrozenLearner, images: Sequence[Tensor]) -> tuple[float, float]:
     """Of the old classes and of the last one, in percent, on images not learned from."""
     right = [100 * float((learner.predict(z[LEARNED:]) == label).double().mean()) for label, z in enumerate(images)]
     return sum(right[:-1]) / (len(right) - 1), right[-1]
 
 
+def first_pictures(benches: Sequence[Bench], make: Maker, stages: Sequence[int]) -> list[dict[str, JSON]]:
+    """What ``Bench.pictures`` finds, the mean of all splits, for each number of old classes."""
+    rows: list[dict[str, JSON]] = []
+    for n_old in OLD:
+        lost, new = torch.stack([bench.pictures(make, stages, n_old) for bench in benches]).mean(0).unbind(1)
+        rows.append({"old": n_old, "images": [*PICTURES], "lost": _rounded(lost), "new": _rounded(new)})
+    return rows
+
+
+def _rda(settings: dict[str, JSON], backbone: str) -> RDA:
+    return RDA(backbone=backbone, **settings)  # type: ignore[arg-type]
+
+
 def _rounded(values: Tensor) -> list[JSON]:
-    return [round(float(value), 1) for value in values]
+    return [round(float(value), 2) for value in values]
+
+
+def trade(benches: Sequence[Bench], best: dict[str, JSON]) -> tuple[float, list[JSON]]:
+    """The least caution with which the old classes lose no more than they may, and the curve of all of them."""
+    chosen: list[float] = []
+    curve: list[JSON] = []
+    stages: Sequence[int] = best["stages"]  # type: ignore[assignment]
+    for caution in CAUTIONS:
+        settings: dict[str, JSON] = {**best, "caution": caution}
+        make = partial(_rda, {**settings, "stages": None})
+        pictures = first_pictures(benches, make, stages)
+        if all(row["lost"][0] <= MAY_LOSE for row in pictures):  # type: ignore[index, operator]
+            chosen.append(caution)
+        scores: list[JSON] = [percent(found) for found in benches[0].scores(settings, (1, *SHOTS))]
+        curve.append({"caution": caution, "scores": scores, "pictures": [*pictures]})
+        print(curve[-1], flush=True)
+    curve.append({"method": "ncm", "pictures": [*first_pictures(benches, lambda name: NCM(backbone=name), stages)]})
+    return min(chosen, default=CAUTIONS[-1]), curve
 
 
 def train(stream: Stream, backbone: str, recipe: dict[str, JSON], cache: Path) -> tuple[Path, dict[str, JSON]]:
@@ -211,21 +249,13 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--backbone", default="reduced_resnet18")
     arguments.add_argument("--epochs", type=int, default=6)
-    arguments.add_argument("--no-curve", action="store_true", help="leave out what caution trades, which takes longest")
     args = arguments.parse_args()
     whole = data.load("cifar100", root=args.data)
     benches = [open_bench(whole, split, args) for split in SPLITS]
     best, trials = settle(benches)
-    curve: list[JSON] = []
-    bench = benches[0]
-    for caution in () if args.no_curve else CAUTIONS:
-        settings = {**best, "caution": caution}
-        scores: list[JSON] = [percent(found) for found in bench.scores(settings, (1, *SHOTS))]
-        pictures: list[JSON] = [bench.pictures(settings, n_old) for n_old in OLD]
-        curve.append({"caution": caution, "scores": scores, "pictures": pictures})
+    best["caution"], curve = trade(benches, best)
     copies: list[JSON] = [{"base": bench.origin, "stream": bench.stream.describe()} for bench in benches]
     command = f"python benchmarks/tune_rda.py --backbone {args.backbone} --epochs {args.epochs}"
-    command += " --no-curve" if args.no_curve else ""
     keep(args.out / "tune_rda.json", command, benches[0].bank, best=best, trials=trials, caution=curve, copies=copies)
 
 
