@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nocl.checks import LEARNER_CHECKS
-from nocl.methods.rda import method
+from nocl.methods.rda import method, rule
 from nocl.methods.rda.means import ClassMeans
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.seeding import generator
@@ -53,8 +53,10 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         predictive = covariance + turn @ torch.diag(variance) @ turn.T
         off = query - mean
         distance = (off @ torch.linalg.inv(predictive) * off).sum(1)
-        scores.append(-(10 + d) * torch.log1p(distance / 10) - torch.log1p(variance).sum() / n)
-    return torch.stack(scores, 1)
+        scores.append(-(10 + d) * torch.log1p(distance / 10) - 0.25 * torch.log1p(variance).sum() / n)
+    anywhere = shared + added + whole @ axes @ torch.diag(e) @ (whole @ axes).T
+    distance = ((query - centre) @ torch.linalg.inv(anywhere) * (query - centre)).sum(1)
+    return torch.stack(scores, 1) + 0.8 * (10 + d) * torch.log1p(distance / 10)[:, None]
 
 
 @pytest.mark.parametrize("many", [60, 600])  # the shared covariance is known in part, and wholly
@@ -109,7 +111,23 @@ def test_many_images_leave_nothing_of_prior_and_caution() -> None:
     covariances = learner.class_covariances(torch.arange(2))
     away = tukey(query, 0.75).double()[:, None] - learner.stats.mean
     plain = -(away[:, :, None] @ torch.linalg.inv(covariances) @ away[:, :, :, None])[:, :, 0, 0]
-    torch.testing.assert_close(learner.score(query).double(), plain, rtol=3e-3, atol=0.1)
+    found = learner.score(query).double()
+    torch.testing.assert_close(found[:, 1] - found[:, 0], plain[:, 1] - plain[:, 0], rtol=3e-3, atol=0.1)
+
+
+def test_an_image_unlike_every_class_scores_below_one_that_is_only_far_out() -> None:
+    """Both lie equally far from the nearer class: one beyond it on the line of the classes, one across that line."""
+    draw = generator(0, "far out")
+    z = torch.randn(400, 4, generator=draw) + 50
+    y = torch.arange(2).repeat_interleave(200)
+    z[:200, 0] += 5
+    z[200:, 0] -= 5
+    learner = taught(RDA(backbone="features:4", power=1.0, prior=1e6, degrees=30.0), z, y)
+    beyond, across = torch.tensor([[59.0, 50, 50, 50]]), torch.tensor([[55.0, 54, 50, 50]])
+    within = learner._derive()
+    distances = [float(within.plain_distances(within.coordinates(at)).min()) for at in (beyond, across)]
+    assert distances[0] == pytest.approx(distances[1], rel=0.25)
+    assert float(learner.score(beyond).max()) > float(learner.score(across).max()) + 5
 
 
 def test_caution_takes_the_log_volume_of_one_image_whole_and_of_n_images_by_1_over_n() -> None:
@@ -307,5 +325,6 @@ def test_the_defaults_are_what_the_benchmarks_found() -> None:
     found = (method._TEMPERATURE, method._BY_LENGTH, method._BY_DIM)
     assert found == pytest.approx((line["scale"], line["a"], line["b"]), rel=1e-3)
     best = json.loads((results / "tune_rda.json").read_text())["best"]
+    assert json.loads((results / "familiarity.json").read_text())["best"] == rule.BACKGROUND
     usual = RDA(backbone="reduced_resnet18").get_params()
     assert {name: usual[name] for name in best} == best

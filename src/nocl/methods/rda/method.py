@@ -10,7 +10,8 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    score of c = - (nu + d) log(1 + D_c / nu) - caution L_c / n_c                   rule.py
+    score of c = - (nu + d) log(1 + D_c / nu) - caution L_c / n_c                   rule.py, which adds what is the
+                                                                                    same for all classes
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
 how far apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
@@ -123,6 +124,7 @@ class RDA(FrozenLearner):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
+    scoring: ClassVar[int] = 2  # 1: without a posterior of means
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
     learns_from_one_image: ClassVar[bool] = True
