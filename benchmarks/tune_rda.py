@@ -182,9 +182,10 @@ def _first_pictures(z: Tensor, n_old: int, settings: dict[str, JSON], draw: int)
     accuracies, taught = [], 0
     for pictures in (0, *PICTURES):
         for each in (learner, plain):
-            if not taught:
+            if not pictures:
                 each.learn(images[:-1, :LEARNED].flatten(0, 1), labels)
-            each.learn(images[-1, taught:pictures], torch.full((pictures - taught,), n_old))
+            if pictures:
+                each.learn(images[-1, taught:pictures], torch.full((pictures - taught,), n_old))
         taught = pictures
         pays = learner._current().means.log_volume / learner.stats.count.clamp_min(1)
         scores = learner.score(asked)

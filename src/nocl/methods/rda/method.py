@@ -5,7 +5,7 @@ shrunk towards the one all classes share, its mean is known as well as its image
 that explains it best. All of it follows from counts, means and scatter matrices, so it is exact in one pass, needs no
 second look, no image and no gradient, and does not depend on the order of images, classes or batches.
 
-    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.75
+    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.5
     S_c = scatter of class c / (n_c - 1),   S = sum of all scatters / (N - K)       the shared covariance
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
@@ -97,8 +97,8 @@ class RDA(FrozenLearner):
     ----------
     stages
         The stages of the network whose pooled outputs make the feature, such as ``[2, 3, 4]``; ``-2`` is the spread of
-        stage 2 over its positions. None: the last one. ``"auto"``: the means of all stages and the spreads of all but
-        the last, or, where that is more than 640 values, the means of the last three.
+        stage 2 over its positions. None: the last one. ``"auto"``: the means of the last three and the spreads of the
+        first two of these, or, where that is more than 640 values, the means alone.
     power
         Power of the Tukey transform, from 0 to 2 (0: the logarithm); 1 changes nothing.
     prior
@@ -141,7 +141,7 @@ class RDA(FrozenLearner):
         self,
         *,
         stages: Sequence[int] | Literal["auto"] | None = "auto",
-        power: Annotated[float, Range(0, 2)] = 0.75,
+        power: Annotated[float, Range(0, 2)] = 0.5,
         prior: Positive = 2.0,
         ridge: NonNegative = 0.001,
         degrees: Positive = 10.0,
@@ -167,14 +167,14 @@ class RDA(FrozenLearner):
         self._rule: linalg.Cached[Rule] = linalg.Cached()
 
     def usual_stages(self) -> tuple[int, ...]:
-        """The means of all stages and the spreads of all but the last; of a network too wide for it, the last means."""
+        """The means of the last stages and the spreads of all of these but the last, unless that is too wide."""
         network = self.network
+        means = network.last_stages(self.depths)
         if network.has_maps:
-            every = network.last_stages(network.n_stages)
-            stages = (*every, *[-stage for stage in every[:-1]])
+            stages = (*means, *[-stage for stage in means[:-1]])
             if network.feature_dim(self.image_size, stages) <= _FULL_UP_TO:
                 return stages
-        return network.last_stages(self.depths)
+        return means
 
     @property
     def sees_images(self) -> bool:
