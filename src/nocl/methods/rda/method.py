@@ -21,8 +21,9 @@ it neither takes the images of others nor is never chosen. For many images V_c g
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
 ``caution`` is the one setting for what the old classes may lose for a new one: with 1 a class of one image is judged by
-the density of its predictive distribution, L_c whole; 0 forgets that it is uncertain; more guards the old ones. From
-the second image on it counts less, as 1 / n_c: the whole L_c would leave classes of a few images hardly ever chosen.
+the density of its predictive distribution, L_c whole; 0 forgets that it is uncertain; more guards the old ones. 1.2 is
+the least with which old classes of the base session lost at most 1.5 points to a first picture. From the second image
+on it counts less, as 1 / n_c: the whole L_c would leave classes of a few images hardly ever chosen.
 
 S itself must be known. Until three images a feature value have been seen (N - K < 3 d; a base session brings far more),
 the missing share of it is replaced by tr(S)/d I, so that a model of a few classes and images does not follow the
@@ -83,7 +84,7 @@ _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _KNOWN_FROM = 3  # images a feature value, from which the shared covariance is taken as it is
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 125.0, 0.595, -0.536  # a line through 48 models, see benchmarks/temperature.py
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 51.01, 0.4866, -0.3418  # a line through 48 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # less than ten images a class
@@ -145,7 +146,7 @@ class RDA(FrozenLearner):
         prior: Positive = 2.0,
         ridge: NonNegative = 0.001,
         degrees: Positive = 10.0,
-        caution: NonNegative = 1.0,
+        caution: NonNegative = 1.2,
         storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
