@@ -17,42 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bank import Bank, keep, parser
-from nocl import data, nets
+from bank import keep, parser
+from nocl import data
 from nocl.app.calibration import fit_temperature
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.types import JSON
-from tune_rda import SPLITS, Bench, open_bench
+from tune_rda import EYES, LEARNED, SPLITS, TESTED, of_copy, of_eyes, open_bench
 
 CLASSES, IMAGES, DRAWS = (4, 10, 23), (1, 3, 10, 30), 2
-LEARNED, TESTED = 30, 50
-EYES = "efficientnet_lite0@128"
-
-
-def of_copy(bench: Bench) -> Tensor:
-    """Features [classes, images, d] of the pseudo-novel classes, with rda's usual stages."""
-    columns = bench.bank.columns(RDA(backbone=bench.backbone).stages)
-    return torch.stack([bench.bank.train[rows(bench.bank, c)][:, columns] for c in novel(bench)])
-
-
-def of_eyes(bench: Bench) -> Tensor:
-    """The same images seen by EfficientNet-Lite0."""
-    learner = RDA(backbone=EYES, image_size=32)
-    nets.load_pretrained(learner.network, EYES)
-    images = bench.stream.data.train
-    found = []
-    for c in novel(bench):
-        chosen = images.subset(np.flatnonzero(images.labels == c)[: LEARNED + TESTED])
-        found.append(learner.features(chosen.take(np.arange(len(chosen))).x))
-    return torch.stack(found)
-
-
-def novel(bench: Bench) -> list[int]:
-    return [c for block in bench.blocks[1:] for c in block]
-
-
-def rows(bank: Bank, c: int) -> Tensor:
-    return torch.from_numpy(np.flatnonzero(bank.train_y == c)[: LEARNED + TESTED])
 
 
 def model(z: Tensor, n_classes: int, images: int, draw: int) -> tuple[dict[str, JSON], Tensor, Tensor]:

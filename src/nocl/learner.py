@@ -87,6 +87,7 @@ class Learner(Merging):
     retired: ClassVar[Mapping[str, JSON | EllipsisType]] = {}
     successor: ClassVar[str] = ""  # the method that still takes some of the retired parameters
     novel_classes: ClassVar[str] = ""  # the parameter that a run sets to the number of novel classes, if not set
+    scoring: ClassVar[int] = 1  # raised when scores of the same statistics change: what was fitted to the old ones goes
     softmax_scale: ClassVar[float] = 1.0  # divides scores before a softmax: 1 for logits
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
 

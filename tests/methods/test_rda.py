@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nocl.checks import LEARNER_CHECKS
-from nocl.methods.rda import method
+from nocl.methods.rda import method, rule
 from nocl.methods.rda.means import ClassMeans
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.seeding import generator
@@ -19,7 +19,30 @@ from nocl.stats.class_stats import tukey
 from tests.support.rda_cases import D, gaussians, rda, taught
 
 
-def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, power: float = 0.75) -> Tensor:
+def prior_of_means(n: Tensor, averages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre, e and axes as the docstring of means.py writes them, with whole matrices."""
+    d, weight = averages.shape[1], torch.ones(len(n), dtype=torch.float64)
+    for last in (False, False, True):
+        k = weight.sum() ** 2 / weight.square().sum()
+        centre = (weight[:, None] * averages).sum(0) / weight.sum()
+        away = averages - centre
+        whole = k / (k - 1) * (away.T * weight) @ away / weight.sum()
+        noise = (weight / n).sum() / weight.sum()
+        level = whole.trace() / d - noise
+        if not last:
+            weight = (level / (level + 1 / n)) ** 2
+    f = k - 1
+    square = f**2 / ((f + 2) * (f - 1)) * ((whole @ whole).trace() - whole.trace() ** 2 / f)  # of the true A, unbiased
+    clean = whole.trace() - noise * d
+    uneven = square - 2 * noise * clean - noise**2 * d - clean**2 / d
+    off = (square.clamp_min(whole.trace() ** 2 / d) + whole.trace() ** 2) / f
+    shrinkage = off / (off + uneven.clamp_min(0))
+    values, axes = torch.linalg.eigh(whole)
+    left = values - noise
+    return centre, (1 - shrinkage) * left.clamp_min(0) + shrinkage * left.mean(), axes
+
+
+def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, power: float = 0.5) -> Tensor:
     """Scores as the module docstring writes them, one class at a time, in float64."""
     z, query = (z.double() + 1e-6) ** power, (query.double() + 1e-6) ** power
     classes, d = list(dict.fromkeys(y.tolist())), z.shape[1]
@@ -34,12 +57,9 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     added = ridge * level * eye
     whole = torch.linalg.cholesky(shared + added)
     known = counts > 1
-    centre = averages[known].mean(0)
-    away = torch.linalg.solve_triangular(whole, (averages - centre).T, upper=False).T
-    between = away[known].T @ away[known] / (int(known.sum()) - 1) - (1 / counts[known]).mean() * eye
-    values, axes = torch.linalg.eigh(between)
-    weight = int(known.sum()) / (int(known.sum()) + d)
-    e = weight * values.clamp_min(0) + (1 - weight) * values.mean().clamp_min(0)
+    straight = torch.linalg.solve_triangular(whole, averages.T, upper=False).T
+    middle, values, axes = prior_of_means(counts[known], straight[known])
+    centre, away, e = whole @ middle, straight - middle, values
     scores = []
     for i, n in enumerate(counts.tolist()):
         own = z[y == classes[i]]
@@ -54,7 +74,9 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         off = query - mean
         distance = (off @ torch.linalg.inv(predictive) * off).sum(1)
         scores.append(-(10 + d) * torch.log1p(distance / 10) - torch.log1p(variance).sum() / n)
-    return torch.stack(scores, 1)
+    anywhere = shared + added + whole @ axes @ torch.diag(e) @ (whole @ axes).T
+    distance = ((query - centre) @ torch.linalg.inv(anywhere) * (query - centre)).sum(1)
+    return torch.stack(scores, 1) + 0.6 * (10 + d) * torch.log1p(distance / 10)[:, None]
 
 
 @pytest.mark.parametrize("many", [60, 600])  # the shared covariance is known in part, and wholly
@@ -62,7 +84,7 @@ def test_scores_equal_the_formula_for_classes_of_one_to_many_images(many: int) -
     z, y = gaussians([1, 2, 5, many, 2 * many])
     query = gaussians([4] * 5, seed=1)[0]
     for prior, ridge in ((0.2, 0.01), (0.01, 0.1), (100.0, 0.0001)):
-        learner = taught(rda(prior=prior, ridge=ridge, shortlist=None), z, y)
+        learner = taught(rda(prior=prior, ridge=ridge, caution=1.0, shortlist=None), z, y)
         torch.testing.assert_close(
             learner.score(query).double(), by_formula(z, y, query, prior, ridge), rtol=2e-3, atol=1e-2
         )
@@ -93,13 +115,40 @@ def test_axes_between_classes_diagonalise_their_covariance(k: int) -> None:
     mean = torch.randn(k, d, generator=draw, dtype=torch.float64) @ torch.randn(d, d, generator=draw).double()
     root = torch.randn(d, d, generator=draw).double()
     found = ClassMeans(torch.full((k,), 7), mean, root)
-    away = (mean - mean.mean(0)) @ root.T
-    between = away.T @ away / (k - 1) - torch.eye(d, dtype=torch.float64) / 7
     turned = found.turn @ torch.linalg.inv(root)  # orthogonal
     torch.testing.assert_close(turned @ turned.T, torch.eye(d, dtype=torch.float64))
-    diagonal = (turned @ between @ turned.T).diagonal()
-    expected = k / (k + d) * diagonal.clamp_min(0) + d / (k + d) * diagonal.mean()
-    torch.testing.assert_close(found.between, expected)
+    away = (mean - mean.mean(0)) @ found.turn.T
+    between = away.T @ away
+    torch.testing.assert_close(between, torch.diag(between.diagonal()), atol=1e-8 * float(between.max()), rtol=0)
+    _, expected, _ = prior_of_means(torch.full((k,), 7), mean @ root.T)
+    torch.testing.assert_close(found.between.sort().values, expected.sort().values, rtol=1e-5, atol=1e-6)
+
+
+def test_the_prior_of_means_is_round_until_the_classes_show_directions() -> None:
+    """Classes that differ in 2 of 50 directions; their averages have no noise to speak of."""
+    draw, eye = generator(2, "directions"), torch.eye(50, dtype=torch.float64)
+    flat = torch.randn(40, 50, generator=draw, dtype=torch.float64) * (torch.arange(50) < 2)
+    even = torch.randn(40, 50, generator=draw, dtype=torch.float64)
+    share = {}
+    for k in (3, 8, 40):
+        count = torch.full((k,), 10**6)
+        for name, means in (("flat", flat), ("even", even)):
+            e = ClassMeans(count, means[:k], eye).between.sort(descending=True).values
+            share[name, k] = float(e[:2].sum() / e.sum())
+    assert share["flat", 3] < share["flat", 8] < share["flat", 40]
+    assert share["flat", 40] > 0.9
+    assert share["even", 8] < 0.15  # 0.04 if nothing were known; the averages alone would say 0.4
+
+
+def test_averages_of_few_images_hardly_move_the_prior_of_means() -> None:
+    draw, d = generator(3, "few and many"), 20
+    many = 0.3 * torch.randn(12, d, generator=draw, dtype=torch.float64)
+    few = many + torch.randn(12, d, generator=draw, dtype=torch.float64)  # twice as noisy as 1 / n says
+    eye = torch.eye(d, dtype=torch.float64)
+    alone = ClassMeans(torch.full((12,), 1000), many, eye).between.sum()
+    both = ClassMeans(torch.tensor([1000] * 12 + [2] * 12), torch.cat([many, few]), eye).between.sum()
+    plain = ClassMeans(torch.full((24,), 1000), torch.cat([many, few]), eye).between.sum()
+    assert both - alone < 0.5 * (plain - alone)
 
 
 def test_many_images_leave_nothing_of_prior_and_caution() -> None:
@@ -107,9 +156,25 @@ def test_many_images_leave_nothing_of_prior_and_caution() -> None:
     query = gaussians([5] * 2, seed=1)[0]
     learner = taught(rda(shortlist=None, degrees=1e9), z, y, size=600)
     covariances = learner.class_covariances(torch.arange(2))
-    away = tukey(query, 0.75).double()[:, None] - learner.stats.mean
+    away = tukey(query, 0.5).double()[:, None] - learner.stats.mean
     plain = -(away[:, :, None] @ torch.linalg.inv(covariances) @ away[:, :, :, None])[:, :, 0, 0]
-    torch.testing.assert_close(learner.score(query).double(), plain, rtol=3e-3, atol=0.1)
+    found = learner.score(query).double()
+    torch.testing.assert_close(found[:, 1] - found[:, 0], plain[:, 1] - plain[:, 0], rtol=3e-3, atol=0.1)
+
+
+def test_an_image_unlike_every_class_scores_below_one_that_is_only_far_out() -> None:
+    """Both lie about as far from the nearer class: one beyond it on the line of the classes, one across that line."""
+    draw = generator(0, "far out")
+    z = torch.randn(400, 4, generator=draw) + 50
+    y = torch.arange(2).repeat_interleave(200)
+    z[:200, 0] += 5
+    z[200:, 0] -= 5
+    learner = taught(RDA(backbone="features:4", power=1.0, prior=1e6, degrees=30.0), z, y)
+    beyond, across = torch.tensor([[59.0, 50, 50, 50]]), torch.tensor([[55.0, 54, 50, 50]])
+    within = learner._derive()
+    distances = [float(within.plain_distances(within.coordinates(at)).min()) for at in (beyond, across)]
+    assert distances[0] == pytest.approx(distances[1], rel=0.25)
+    assert float(learner.score(beyond).max()) > float(learner.score(across).max()) + 2
 
 
 def test_caution_takes_the_log_volume_of_one_image_whole_and_of_n_images_by_1_over_n() -> None:
@@ -252,7 +317,7 @@ def test_temperature_follows_the_distances_between_classes_and_merges_exactly() 
     learner = taught(rda(), z, y)
     length = float(learner._derive().means.mean.square().sum(1).mean())
     assert learner.squared_length_of_means() == pytest.approx(length)
-    assert learner.softmax_temperature() == pytest.approx(125 * length**0.595 * D**-0.536)
+    assert learner.softmax_temperature() == pytest.approx(51.01 * length**0.4866 * D**-0.3418)
     assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)
@@ -307,5 +372,6 @@ def test_the_defaults_are_what_the_benchmarks_found() -> None:
     found = (method._TEMPERATURE, method._BY_LENGTH, method._BY_DIM)
     assert found == pytest.approx((line["scale"], line["a"], line["b"]), rel=1e-3)
     best = json.loads((results / "tune_rda.json").read_text())["best"]
+    assert json.loads((results / "familiarity.json").read_text())["best"] == rule.BACKGROUND
     usual = RDA(backbone="reduced_resnet18").get_params()
     assert {name: usual[name] for name in best} == best

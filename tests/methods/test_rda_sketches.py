@@ -9,6 +9,7 @@ from torch import Tensor
 from nocl.checks import LEARNER_CHECKS
 from nocl.learner import UnsupportedError
 from nocl.methods.rda.method import RDA
+from nocl.methods.rda.rule import background
 from nocl.methods.rda.sketches import ClassSketches, rows_for
 from nocl.stats.class_stats import ClassStats
 from tests.support.rda_cases import gaussians, rda, taught
@@ -83,7 +84,7 @@ def test_scores_are_those_of_the_covariances_it_says_it_has(monkeypatch: pytest.
         predictive = rule.means.turn @ covariances[c] @ rule.means.turn.T + torch.diag(rule.means.variance[c])
         away = u - rule.means.mean[c]
         distance = (away @ torch.linalg.inv(predictive) * away).sum(1)
-        expected = rule.score_of(distance.float(), slice(c, c + 1))
+        expected = rule.score_of(distance.float(), slice(c, c + 1)) - background(u.float(), rule.unmet, rule.degrees)
         torch.testing.assert_close(learner.score(query)[:, c], expected, rtol=1e-3, atol=1e-2)
     torch.testing.assert_close(learner.portable_scorer()(query), learner.score(query), rtol=1e-3, atol=1e-2)
 

@@ -12,7 +12,7 @@ from nocl.methods.rda.method import RDA
 from nocl.methods.rda.shortlist import Shortlist
 from nocl.plumbing.seeding import generator
 from nocl.stats.class_stats import tukey
-from tests.support.rda_cases import D, gaussians, rda, taught
+from tests.support.rda_cases import D, gaussians, rda, relative, taught
 
 
 def test_packed_triangle_is_close_to_float64_and_half_the_size() -> None:
@@ -50,7 +50,8 @@ def test_full_rank_is_as_good_as_the_triangle() -> None:
     torch.testing.assert_close(low.score(query), full.score(query))
     low.end_session()
     assert len(low.shapes.triangle) == 0
-    torch.testing.assert_close(low.score(query), full.score(query), rtol=1e-2, atol=1e-2)  # V_c is diagonal elsewhere
+    found, expected = (relative(learner.score(query)) for learner in (low, full))
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-1)  # V_c is diagonal elsewhere
 
 
 def test_rank_zero_is_the_shared_covariance() -> None:
@@ -64,12 +65,12 @@ def test_rank_zero_is_the_shared_covariance() -> None:
 def test_more_rank_comes_closer_to_the_full_covariance() -> None:
     z, y = gaussians([150, 150, 150])
     query = gaussians([20] * 3, seed=1)[0]
-    exact = taught(rda(shortlist=None), z, y).score(query)
+    exact = relative(taught(rda(shortlist=None), z, y).score(query))
     errors = []
     for rank in (0, 10, 40, D):
         low = taught(rda(storage="lowrank", rank=rank, shortlist=None), z, y)
         low.end_session()
-        errors.append(float((low.score(query) - exact).abs().mean()))
+        errors.append(float((relative(low.score(query)) - exact).abs().mean()))
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.05 * errors[0]
 
@@ -163,7 +164,7 @@ def test_low_rank_scores_equal_those_of_the_dense_covariances() -> None:
     covariances = covariances + torch.diag_embed(rule.means.variance)
     away = rule.coordinates(tukey(query, learner.power)).double()[:, None] - rule.means.mean
     distance = (away[:, :, None] @ torch.linalg.inv(covariances) @ away[:, :, :, None])[:, :, 0, 0]
-    torch.testing.assert_close(learner.score(query).double(), -distance, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(relative(learner.score(query).double()), relative(-distance), rtol=1e-3, atol=1e-2)
 
 
 def test_low_rank_learner_saved_between_and_within_sessions_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from nocl.methods import make, remake
 from nocl.methods._saving import load
 from nocl.methods.dsr import DSR
 from nocl.methods.dsr_calibrated import DSRCalibrated
+from nocl.methods.rda.method import RDA
 from nocl.results import RunResult
-from tests.support.practice_models import COLOURS, pictures
+from tests.support.practice_models import COLOURS, fitted, pictures
 
 FIRST = Path(__file__).parents[1] / "fixtures" / "first_edition"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((FIRST / "expected.json").read_text())
@@ -38,6 +39,18 @@ def test_a_checkpoint_and_a_model_of_rda_predict_as_they_did() -> None:
     assert learner.predict(images()).tolist() == expected["predict"]
     model = Classifier.load(FIRST / "model-rda.nocl")
     assert list(model.predict(images())) == EXPECTED["model-rda.nocl"]["predict"]
+
+
+def test_what_was_fitted_to_other_scores_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fitted(tuple(COLOURS), method="rda")
+    model.save(tmp_path / "now.nocl")
+    assert Classifier.load(tmp_path / "now.nocl").calibration_ == model.calibration_
+    assert model.calibration_.images
+    monkeypatch.setattr(RDA, "scoring", RDA.scoring + 1)  # the scores of a later version
+    later = Classifier.load(tmp_path / "now.nocl")
+    assert not later.calibration_.images
+    with pytest.raises(ValueError, match="reject needs a model fitted with held-out images"):
+        later.predict(images(), reject=True)
 
 
 def test_retired_parameters_are_dropped_at_their_default() -> None:

@@ -21,7 +21,7 @@ def pictures(name: str, n: int, seed: int = 0, size: int = 32) -> Tensor:
 
 
 def untaught(**changes: object) -> Classifier:
-    return Classifier("ncm", **({"backbone": "tiny_resnet18", "recipe": {"epochs": 0}} | changes))  # type: ignore[arg-type]
+    return Classifier(**({"method": "ncm", "backbone": "tiny_resnet18", "recipe": {"epochs": 0}} | changes))  # type: ignore[arg-type]
 
 
 def fitted(names: tuple[str, ...] = ("red", "green"), n: int = 8, **changes: object) -> Classifier:

@@ -30,3 +30,8 @@ def taught(learner: RDA, z: Tensor, y: Tensor, size: int = 10) -> RDA:
     for part, labels in zip(z.split(size), y.split(size)):
         learner.learn(part, labels)
     return learner
+
+
+def relative(scores: Tensor) -> Tensor:
+    """Without what is the same for all classes."""
+    return scores - scores.mean(1, keepdim=True)

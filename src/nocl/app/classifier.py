@@ -304,6 +304,7 @@ class Classifier(Sharing):
             "engine": getattr(getattr(self.learner_, "engine", None), "name", "torch"),
             "holdout": self.holdout,
             "calibration": self._calibration.to_json(),
+            "scoring": self.learner_.scoring,
             "history": [{**entry} for entry in copy.deepcopy(self.history_)],
             "privacy": self.privacy(),
         }
@@ -329,7 +330,8 @@ class Classifier(Sharing):
             raise ValueError("the class names do not belong to the classes learned")
         made._learner, made._names = learner, {label_of(name): name for name in names}
         made._counts = Counter(dict(zip(names, header["counts"])))
-        made._calibration = Calibration.from_json(header["calibration"])
+        calibration = Calibration.from_json(header["calibration"])
+        made._calibration = calibration if header.get("scoring", 1) == learner.scoring else Calibration(1.0)
         made.history_ = checked_history(header["history"])
         return made
 

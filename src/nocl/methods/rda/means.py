@@ -9,15 +9,23 @@ them is diagonal (e), a class of n images with average x has
 and an image of that class has the predictive variance 1 + V around m. One image says little about where its class lies,
 so V is large and the class is broad and cautious; with many images V goes to 1 / n and m to the average.
 
-e is the covariance of the averages less what their own noise adds (the mean of 1 / n), shrunk towards its mean by
-d / (k + d), k the number of classes it is estimated from: a few classes show how far apart classes lie, hardly in which
-directions. Legend: K classes, d feature values.
+e comes from the averages x_c themselves. Those of few images are mostly noise, so each counts by what it says about the
+mean of e, w_c = (e / (e + 1 / n_c))^2, relative to the best known; from their covariance A the noise that the averages
+have on average is taken, and what is left is shrunk towards its mean, because k classes (k = (sum w)^2 / sum w^2) say
+how far apart classes lie, but hardly in which directions. How much, follows from how far A can be off and how uneven
+the rest is (Ledoit and Wolf, "A well-conditioned estimator", 2004), both estimated without bias:
+
+    shrinkage = off / (off + uneven),   off = (tr A^2 + (tr A)^2) / (k - 1),   uneven = tr E^2 - (tr E)^2 / d
+
+Features whose classes differ in a few directions are known by these after a few classes; where they differ in all, the
+prior stays round. Legend: K classes, d feature values.
 """
 
 import torch
 from torch import Tensor
 
 _LEAST = 1e-6  # of e: classes whose means cannot be told apart
+_ROUNDS = 2  # of weighing the averages; more change nothing that matters
 _UNKNOWN = 1.0  # e where fewer than two classes have been met
 
 
@@ -30,19 +38,18 @@ class ClassMeans:
 
     def __init__(self, count: Tensor, mean: Tensor, root: Tensor, *, rotate: bool = True) -> None:
         known = count >= 2 if int((count >= 2).sum()) >= 2 else count > 0
-        self.centre = mean[known].mean(0) if bool(known.any()) else mean.new_zeros(mean.shape[1])
+        averages = _Averages(count[known].double(), mean[known], root)
+        self.centre = averages.centre
         turned = (mean - self.centre) @ root.T
-        noise = (1 / count[known].clamp_min(1).double()).mean() if bool(known.any()) else count.new_ones(()).double()
+        self.turn = root  # G, float64 [d, d]: u = G (z - centre)
         if rotate:
-            axes, between = _spread(turned[known], noise)
-            self.turn = axes.T @ root  # G, float64 [d, d]: u = G (z - centre)
-            turned = turned @ axes
+            axes, values = _axes(averages.rows)
+            self.turn, turned = axes.T @ root, turned @ axes
         else:
-            self.turn = root
-            between = _shrunk(turned[known].square().sum(0) / max(1, int(known.sum()) - 1), noise, int(known.sum()))
-        self.between = between  # e, float64 [d]
+            values = averages.rows.square().sum(0)
+        self.between = averages.without_noise(values)  # e, float64 [d]
         n = count[:, None].double()
-        self.variance = 1 / (1 / between + n)  # V, float64 [K, d]
+        self.variance = 1 / (1 / self.between + n)  # V, float64 [K, d]
         self.mean = n * self.variance * turned  # m, float64 [K, d]
 
     @property
@@ -61,23 +68,54 @@ class ClassMeans:
         return made
 
 
-def _spread(away: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Axes [d, d] in columns and e [d] of averages [k, d] around the origin; the cheaper way where k is below d."""
-    k, d = away.shape
-    scaled = away / max(1, k - 1) ** 0.5
-    if k < d:
-        _, sizes, rows = torch.linalg.svd(scaled, full_matrices=False)
-        axes = torch.linalg.qr(rows.T, mode="complete").Q  # its first columns are those rows, up to their sign
-        values = torch.cat([sizes.square(), sizes.new_zeros(d - len(sizes))])
-    else:
-        values, axes = torch.linalg.eigh(scaled.T @ scaled)
-    return axes, _shrunk(values, noise, k)
+class _Averages:
+    """Averages [k, d] of classes of n [k] images: weighted by what they say about e, around their ``centre`` [d].
+
+    ``rows`` [k, d] are such that rows^T rows = A, where the shared covariance is I.
+    """
+
+    def __init__(self, n: Tensor, averages: Tensor, root: Tensor) -> None:
+        self.dim = averages.shape[1]
+        weight = torch.ones_like(n)
+        for _ in range(_ROUNDS):
+            self._gather(n, averages, root, weight)
+            level = (self.rows.square().sum() / self.dim - self.noise).clamp_min(_LEAST)
+            weight = (level / (level + 1 / n)).square()
+        self._gather(n, averages, root, weight)
+
+    def _gather(self, n: Tensor, averages: Tensor, root: Tensor, weight: Tensor) -> None:
+        share = weight / weight.sum()  # [k], sums to 1
+        self.centre = share @ averages
+        self.free = float(1 / share.square().sum()) - 1 if len(n) else 0.0  # k - 1
+        self.noise = (share / n).sum()
+        scale = share * (self.free + 1) / self.free if self.free > 0 else torch.zeros_like(share)
+        self.rows = scale[:, None].sqrt() * ((averages - self.centre) @ root.T)
+
+    def without_noise(self, values: Tensor) -> Tensor:
+        """e of the variances ``values`` [d] of A, along its axes or any others."""
+        if self.free <= 0:
+            return torch.full_like(values, _UNKNOWN)
+        kept, left = 1 - self._shrinkage(), values - self.noise
+        return (kept * left.clamp_min(0) + (1 - kept) * left.mean().clamp_min(0)).clamp_min(_LEAST)
+
+    def _shrinkage(self) -> float:
+        if self.free <= 1:
+            return 1.0
+        products, noise = self.rows @ self.rows.T, float(self.noise)
+        trace, square = float(products.trace()), float(products.square().sum())
+        square = (square - trace**2 / self.free) * self.free**2 / ((self.free + 2) * (self.free - 1))  # without bias
+        clean = max(trace - noise * self.dim, 0.0)
+        uneven = square - 2 * noise * clean - noise**2 * self.dim - clean**2 / self.dim
+        off = (max(square, trace**2 / self.dim) + trace**2) / self.free
+        return off / (off + uneven) if uneven > 0 else 1.0
 
 
-def _shrunk(values: Tensor, noise: Tensor, k: int) -> Tensor:
-    """e of the variances of k averages."""
-    if k < 2:
-        return torch.full_like(values, _UNKNOWN)
-    weight, clean = k / (k + len(values)), values - noise
-    level = clean.mean().clamp_min(0)
-    return (weight * clean.clamp_min(0) + (1 - weight) * level).clamp_min(_LEAST)
+def _axes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Axes [d, d] in columns and variances [d] of rows^T rows of rows [k, d]; the cheaper way where k is below d."""
+    k, d = rows.shape
+    if k >= d:
+        values, axes = torch.linalg.eigh(rows.T @ rows)
+        return axes, values
+    _, sizes, across = torch.linalg.svd(rows, full_matrices=False)
+    axes = torch.linalg.qr(across.T, mode="complete").Q  # its first columns are those rows, up to their sign
+    return axes, torch.cat([sizes.square(), sizes.new_zeros(d - len(sizes))])

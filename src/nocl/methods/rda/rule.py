@@ -2,7 +2,13 @@
 
     u = G (z - centre)                                        coordinates of ``ClassMeans``
     P_c = G Sigma_c G^T + diag(V_c),  D_c = (u - m_c)^T P_c^-1 (u - m_c)
-    score of c = - (nu + d) log(1 + D_c / nu) - offset_c
+    B = sum over coordinates of u^2 / (1 + e)                 the distance to a class of no images
+    t(D) = - (nu + d) log(1 + D / nu),  score of c = t(D_c) - offset_c - 0.6 t(B)
+
+The last term is the same for all classes: it changes no answer and no probability, but makes scores of different images
+comparable. An image that is unlike everything has a small t(D_c) for every class, and so has one that is merely far
+out; against t(B), what an image of any class would have, only the first stands out. Its share was found on base classes
+(benchmarks/familiarity.py).
 
 A class whose own covariance has hardly any weight has P_c = I + diag(V_c), so that all such classes cost one matrix
 product; others have a factor of P_c, made when first needed, a low-rank form, or a sketch (``sketches.py``).
@@ -23,6 +29,7 @@ from nocl.stats import linalg
 from nocl.stats.class_stats import tukey
 
 _MATRICES_AT_ONCE = 64  # bounds the memory of factorising
+BACKGROUND = 0.6  # share of t(B) in the scores
 _FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
 NORMAL, LOW, DENSE, SKETCHED = 0, 1, 2, 3  # kinds of P_c: diagonal, low-rank, a factor of its own, a sketch
 
@@ -51,15 +58,19 @@ class Rule:
         self.turn, self.origin = means.turn.float(), (means.turn @ means.centre).float()
         self.mean = means.mean.float()  # [K, d]
         self.weight = (1 / (1 + means.variance)).float()  # [K, d], the diagonal of P_c^-1 where it is all of it
+        self.unmet = (1 / (1 + means.between)).float()  # [d], the diagonal of P^-1 of a class of no images
         self.exact: dict[int, Tensor] = {}  # column: A [d, d] with A^T A = P_c^-1
         self._shortlist: Shortlist | None = None
 
     def scores(self, z: Tensor, shortlist: int | None = None) -> Tensor:
         """[B, K] of transformed features; exact for the ``shortlist`` most likely classes, or for all of them."""
         u = self.coordinates(z)
-        n_classes = len(self.kind)
+        return self._class_scores(u, shortlist) - background(u, self.unmet, self.degrees)[:, None]
+
+    def _class_scores(self, u: Tensor, shortlist: int | None) -> Tensor:
         if bool((self.kind == NORMAL).all()):
             return self.score_of(self.plain_distances(u))
+        n_classes = len(self.kind)
         wanted = n_classes if shortlist is None else min(shortlist, n_classes)
         distances = self.plain_distances(u) if wanted == n_classes else self.rough_distances(u)
         return self._exact(u, self.score_of(distances), wanted)
@@ -150,6 +161,7 @@ class Portable(nn.Module):
     offset: Tensor
     mean: Tensor
     weight: Tensor
+    unmet: Tensor
     roots: Tensor  # [K d, d], or empty where every P_c is diagonal; of sketches [K s, d]
     anchors: Tensor  # [K, d], of sketches [K, s]
     energies: Tensor  # [K, s], of sketches
@@ -157,7 +169,7 @@ class Portable(nn.Module):
     def __init__(self, power: float, rule: Rule) -> None:
         super().__init__()
         self.power, self.degrees, self.shape = power, rule.degrees, rule.mean.shape
-        for name in ("turn", "origin", "offset", "mean", "weight"):
+        for name in ("turn", "origin", "offset", "mean", "weight", "unmet"):
             self.register_buffer(name, getattr(rule, name))
         roots = rule.mean.new_zeros(0, *rule.mean.shape[1:])
         self.sketched = rule.sketched is not None
@@ -186,11 +198,22 @@ class Portable(nn.Module):
         if self.sketched:
             seen = (u @ self.roots.T).view(-1, *self.anchors.shape)  # [B, K, s]
             distance = distance - ((seen - self.anchors).square() * self.energies).sum(2)
-        return log_t(distance.clamp_min(0), self.degrees, self.shape[1]) - self.offset
+        scores = log_t(distance.clamp_min(0), self.degrees, self.shape[1]) - self.offset
+        return scores - background(u, self.unmet, self.degrees)[:, None]
 
 
 def _through(root: Tensor, away: Tensor) -> Tensor:
     return (away @ root.T).square().sum(1)
+
+
+def background(u: Tensor, unmet: Tensor, degrees: float | None) -> Tensor:
+    """What images at u [B, d] would score with a class of no images, by its share in all scores [B].
+
+    Without degrees nobody knows how far apart classes lie: 0.
+    """
+    if degrees is None:
+        return torch.zeros_like(u[:, 0])
+    return BACKGROUND * log_t(u.square() @ unmet, degrees, u.shape[1])
 
 
 def log_t(distance: Tensor, degrees: float | None, dim: int) -> Tensor:
