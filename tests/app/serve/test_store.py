@@ -118,6 +118,25 @@ def test_any_flipped_bit_in_the_journal_is_reported_or_harmless_and_deletes_noth
     assert reported > 250
 
 
+def test_a_flipped_bit_in_the_index_of_keys_is_found(path: Path) -> None:
+    """The table still holds the answer, but a retry would not find it and would be learned twice."""
+    store, key = Store(path), Key.of("k", "learn")
+    store.learn([(pictures("blue", 1), "blue")], [key])
+    crash(store)
+    content = journal_of(path).read_bytes()
+    places = [at for at in range(len(content)) if content.startswith(key.key, at)]
+    assert len(places) == 2  # the record and the index
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place + 5] ^= 1
+        journal_of(path).write_bytes(damaged)
+        with pytest.raises(DamagedFileError, match="is damaged"):
+            Store(path)
+        assert journal_of(path).read_bytes() == damaged
+    journal_of(path).write_bytes(content)
+    crash(Store(path))
+
+
 def test_a_flipped_bit_in_the_last_lesson_is_named(path: Path) -> None:
     content = bytearray(taught(path))
     payload = list(_lessons(path))[-1]

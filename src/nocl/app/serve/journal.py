@@ -243,8 +243,8 @@ def _check_kind(path: Path) -> None:
 
 
 def _checked_state(base: sqlite3.Connection, path: Path) -> dict[str, Any]:
-    """The state, after every record was compared with its digest."""
-    for (verdict,) in base.execute("PRAGMA quick_check(1)"):
+    """The state, after every record was compared with its digest and the indices with the records."""
+    for (verdict,) in base.execute("PRAGMA integrity_check(1)"):
         if verdict != "ok":
             raise _damage(path, verdict.replace("\n", " "))
     version = base.execute("PRAGMA user_version").fetchone()[0]
