@@ -1,5 +1,6 @@
 """The grid: nothing twice, the rest after a kill, one failure beside the others, one training of a base network."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from nocl.experiments.grid import Engine, Event, finished, folder_of, run_grid
-from nocl.experiments.grid.work import ERROR
+from nocl.experiments.grid.work import BEFORE, ERROR
 from nocl.plumbing import workers
 from nocl.results import RunResult
 from nocl.run import RESULT, STATE, run
@@ -38,6 +39,20 @@ def test_results_equal_those_of_plain_runs_and_are_found_again(tmp_path: Path) -
     assert [event.kind for event in again] == ["cached", "cached"]
     assert [outcome.result for outcome in found] == [outcome.result for outcome in outcomes]
     assert all(outcome.cached for outcome in found)
+
+
+def test_a_result_of_other_defaults_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    usual, chosen = job("slda"), job("slda", shrinkage=0.5)
+    first = run_grid([usual, chosen], tmp_path, engine=TWO)
+    for each in (usual, chosen):  # as if the default had been another one then
+        path = folder_of(each, tmp_path) / RESULT
+        content = json.loads(path.read_text())
+        content["params"]["shrinkage"] = 0.5
+        path.write_text(json.dumps(content))
+    again = run_grid([usual, chosen], tmp_path, engine=TWO)
+    assert [outcome.cached for outcome in again] == [False, True]
+    assert measured(again[0].result) == measured(first[0].result)
+    assert json.loads((folder_of(usual, tmp_path) / BEFORE).read_text())["params"]["shrinkage"] == 0.5
 
 
 def test_base_network_is_trained_once_by_jobs_that_share_it(tmp_path: Path) -> None:

@@ -182,6 +182,16 @@ class Job:
         """Parameters that are not the method's defaults. The user's settings override the preset."""
         return over(self._preset(), self.params)
 
+    def outdated(self, result: RunResult) -> dict[str, JSON]:
+        """Numbers of that result that were defaults when it was made, are not set here, and are others today."""
+        method = by_name(self.method, METHODS, "method")
+        decided = {*self.chosen(), "seed", "image_size", method.novel_classes}  # by the job, or by the run itself
+        usual = {name: each.default for name, each in parameters_of(method).items() if name not in decided}
+        numbers = {name: default for name, default in usual.items() if isinstance(default, (int, float))}
+        return {
+            name: result.params[name] for name in numbers if result.params.get(name, numbers[name]) != numbers[name]
+        }
+
     def name(self) -> str:
         """A folder name: readable, and different for different runs."""
         method = self.method.replace(":", ".").replace("/", "-")

@@ -99,7 +99,7 @@ def run_grid(
     first = {job.digest(): number for number, job in reversed(list(enumerate(jobs)))}
     missing: list[int] = []
     for number in sorted(first.values()):
-        if finished(folder_of(jobs[number], out)) is None:
+        if finished(folder_of(jobs[number], out), jobs[number]) is None:
             missing.append(number)
         else:
             say(Event(number, "cached"))

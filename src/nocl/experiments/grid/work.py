@@ -16,6 +16,7 @@ from nocl.results import RunResult
 from nocl.run import RESULT, STATE
 
 ERROR = "error.txt"
+BEFORE = "result-of-other-defaults.json"
 LOGS = ("tensorboard",)
 SECONDS_BETWEEN = 0.3  # events of progress
 
@@ -51,8 +52,9 @@ def perform(task: Task, say: Say) -> RunResult:
     torch.set_num_threads(task.threads)
     task.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(task.folder / "lock"), reporting(Sender(task.number, say)):
-        result = finished(task.folder)
+        result = finished(task.folder, task.job)
         if result is None:
+            _set_aside(task)
             with curves(task) as write:
                 result = task.job.run(folder=task.folder, cache=task.cache, on_session=write)
         (task.folder / ERROR).unlink(missing_ok=True)
@@ -61,11 +63,20 @@ def perform(task: Task, say: Say) -> RunResult:
     return result
 
 
-def finished(folder: Path) -> RunResult | None:
-    """The result in that folder if the run is over."""
+def finished(folder: Path, job: Job | None = None) -> RunResult | None:
+    """The result in that folder if the run is over; with a job, if the method still has the defaults of then."""
     path = folder / RESULT
     result = RunResult.load(path) if path.exists() else None
-    return result if result is not None and result.finished else None
+    if result is None or not result.finished or (job is not None and job.outdated(result)):
+        return None
+    return result
+
+
+def _set_aside(task: Task) -> None:
+    """Keep a result that was made with other defaults under another name: it is not what this job would measure."""
+    if finished(task.folder) is not None:
+        (task.folder / RESULT).rename(task.folder / BEFORE)
+        (task.folder / STATE).unlink(missing_ok=True)
 
 
 class Sender:

@@ -58,7 +58,9 @@ def foreseen(runs: Sequence[Planned], out: Path) -> list[str]:
         if (folder / RESULT).exists():
             so_far = RunResult.load(folder / RESULT)
             state = "finished" if so_far.finished else f"begun: {len(so_far.accuracy) - 1} sessions"
-        if finished(folder) is None:
+            if so_far.finished and run.job.outdated(so_far):
+                state = f"to run again, {', '.join(run.job.outdated(so_far))} changed"
+        if finished(folder, run.job) is None:
             left += 1
             same = [r for r in known if (r.method, r.stream.get("dataset")) == (run.job.method, run.job.dataset)]
             if same:
