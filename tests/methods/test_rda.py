@@ -140,6 +140,14 @@ def test_the_prior_of_means_is_round_until_the_classes_show_directions() -> None
     assert share["even", 8] < 0.15  # 0.04 if nothing were known; the averages alone would say 0.4
 
 
+def test_the_prior_of_means_is_round_while_every_class_has_one_image() -> None:
+    means = torch.randn(30, 8, generator=generator(4, "single"), dtype=torch.float64) * torch.arange(1, 9)
+    eye = torch.eye(8, dtype=torch.float64)
+    single = ClassMeans(torch.ones(30, dtype=torch.int64), means, eye).between
+    torch.testing.assert_close(single, single.mean().expand(8))
+    assert float(ClassMeans(torch.full((30,), 9), means, eye).between.std()) > 1
+
+
 def test_averages_of_few_images_hardly_move_the_prior_of_means() -> None:
     draw, d = generator(3, "few and many"), 20
     many = 0.3 * torch.randn(12, d, generator=draw, dtype=torch.float64)

@@ -18,7 +18,7 @@ the rest is (Ledoit and Wolf, "A well-conditioned estimator", 2004), both estima
     shrinkage = off / (off + uneven),   off = (tr A^2 + (tr A)^2) / (k - 1),   uneven = tr E^2 - (tr E)^2 / d
 
 Features whose classes differ in a few directions are known by these after a few classes; where they differ in all, the
-prior stays round. Legend: K classes, d feature values.
+prior stays round. So it does until two classes have two images: single images do not show what is noise. Legend: K classes, d feature values.
 """
 
 import torch
@@ -75,7 +75,7 @@ class _Averages:
     """
 
     def __init__(self, n: Tensor, averages: Tensor, root: Tensor) -> None:
-        self.dim = averages.shape[1]
+        self.dim, self.single = averages.shape[1], bool((n < 2).any())
         weight = torch.ones_like(n)
         for _ in range(_ROUNDS):
             self._gather(n, averages, root, weight)
@@ -99,7 +99,7 @@ class _Averages:
         return (kept * left.clamp_min(0) + (1 - kept) * left.mean().clamp_min(0)).clamp_min(_LEAST)
 
     def _shrinkage(self) -> float:
-        if self.free <= 1:
+        if self.free <= 1 or self.single:
             return 1.0
         products, noise = self.rows @ self.rows.T, float(self.noise)
         trace, square = float(products.trace()), float(products.square().sum())
