@@ -18,7 +18,8 @@ the rest is (Ledoit and Wolf, "A well-conditioned estimator", 2004), both estima
     shrinkage = off / (off + uneven),   off = (tr A^2 + (tr A)^2) / (k - 1),   uneven = tr E^2 - (tr E)^2 / d
 
 Features whose classes differ in a few directions are known by these after a few classes; where they differ in all, the
-prior stays round. So it does until two classes have two images: single images do not show what is noise. Legend: K classes, d feature values.
+prior stays round. So it does until two classes have two images: single images do not show what is noise.
+Legend: K classes, d feature values.
 """
 
 import torch
