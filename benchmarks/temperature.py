@@ -7,7 +7,7 @@ images each are taught from the pseudo-novel classes of tune_rda.py (training im
 was not trained on), seen by that file's network and by EfficientNet-Lite0. For each, the temperature that makes other
 training images of these classes likeliest is found, and a line through all of them in two numbers that a model knows of
 itself: T = scale m2^a d^b, where m2 is the mean squared length of the classes' posterior means and d the length of the
-feature. Writes temperature.json with the line and, for every model, accuracy and mean confidence under it.
+feature; times one more number as long as every class has one image, when the prior of the means is round. Writes temperature.json with the line and, for every model, accuracy and mean confidence under it.
 """
 
 import argparse
@@ -43,12 +43,13 @@ def model(z: Tensor, n_classes: int, images: int, draw: int) -> tuple[dict[str, 
     )  # fmt: skip
 
 
-def fit(found: Sequence[dict[str, JSON]]) -> tuple[float, float, float]:
-    """scale, a and b by least squares in logarithms."""
+def fit(found: Sequence[dict[str, JSON]]) -> tuple[float, float, float, float]:
+    """scale, a, b and the factor of single images by least squares in logarithms."""
     table = np.log([[float(m[key]) for key in ("temperature", "m2", "d")] for m in found])  # type: ignore[arg-type]
-    sides = np.column_stack([np.ones(len(table)), table[:, 1:]])
-    scale, a, b = np.linalg.lstsq(sides, table[:, 0], rcond=None)[0]
-    return float(np.exp(scale)), float(a), float(b)
+    single = [m["images"] == 1 for m in found]
+    sides = np.column_stack([np.ones(len(table)), table[:, 1:], single])
+    scale, a, b, factor = np.linalg.lstsq(sides, table[:, 0], rcond=None)[0]
+    return float(np.exp(scale)), float(a), float(b), float(np.exp(factor))
 
 
 def main() -> None:
@@ -63,15 +64,23 @@ def main() -> None:
         for n_classes in CLASSES for images in IMAGES for draw in range(DRAWS)
         for about, scores, asked in [model(z, n_classes, images, draw)]
     ]  # fmt: skip
-    scale, a, b = fit([about for about, _, _ in taught])
+    scale, a, b, single = fit([about for about, _, _ in taught])
     models: list[JSON] = []
     for about, scores, asked in taught:
         line = scale * float(about["m2"]) ** a * float(about["d"]) ** b  # type: ignore[arg-type]
+        line *= single if about["images"] == 1 else 1
         sure = torch.softmax(scores / line, 1).amax(1).mean()
         right = (scores.argmax(1) == asked).double().mean()
         models.append({**about, "line": line, "accuracy": float(right), "confidence": float(sure)})
     apart = [abs(float(m["accuracy"]) - float(m["confidence"])) for m in models]  # type: ignore[arg-type, call-overload, index]
-    fitted: JSON = {"scale": scale, "a": a, "b": b, "mean_gap": float(np.mean(apart)), "largest_gap": max(apart)}
+    fitted: JSON = {
+        "scale": scale,
+        "a": a,
+        "b": b,
+        "single": single,
+        "mean_gap": float(np.mean(apart)),
+        "largest_gap": max(apart),
+    }
     keep(args.out / "temperature.json", "python benchmarks/temperature.py", bench.bank, line=fitted, models=models)
 
 

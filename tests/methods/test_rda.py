@@ -76,7 +76,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         scores.append(-(10 + d) * torch.log1p(distance / 10) - torch.log1p(variance).sum() / n)
     anywhere = shared + added + whole @ axes @ torch.diag(e) @ (whole @ axes).T
     distance = ((query - centre) @ torch.linalg.inv(anywhere) * (query - centre)).sum(1)
-    return torch.stack(scores, 1) + 0.6 * (10 + d) * torch.log1p(distance / 10)[:, None]
+    return torch.stack(scores, 1) + 0.7 * (10 + d) * torch.log1p(distance / 10)[:, None]
 
 
 @pytest.mark.parametrize("many", [60, 600])  # the shared covariance is known in part, and wholly
@@ -325,12 +325,15 @@ def test_temperature_follows_the_distances_between_classes_and_merges_exactly() 
     learner = taught(rda(), z, y)
     length = float(learner._derive().means.mean.square().sum(1).mean())
     assert learner.squared_length_of_means() == pytest.approx(length)
-    assert learner.softmax_temperature() == pytest.approx(51.01 * length**0.4866 * D**-0.3418)
+    assert learner.softmax_temperature() == pytest.approx(54.31 * length**0.4917 * D**-0.3549)
     assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)
     assert left.softmax_temperature() == pytest.approx(learner.softmax_temperature(), rel=1e-6)
     assert rda().softmax_temperature() == 1
+    once = taught(rda(), *gaussians([1] * 4))
+    expected = 1.517 * 54.31 * once.squared_length_of_means() ** 0.4917 * D**-0.3549
+    assert once.softmax_temperature() == pytest.approx(expected)  # every class has one image
 
 
 def test_flip_adds_the_mirror_images_scores() -> None:
@@ -377,8 +380,8 @@ def test_bad_parameters_are_named(params: dict[str, object], words: str) -> None
 def test_the_defaults_are_what_the_benchmarks_found() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results"
     line = json.loads((results / "temperature.json").read_text())["line"]
-    found = (method._TEMPERATURE, method._BY_LENGTH, method._BY_DIM)
-    assert found == pytest.approx((line["scale"], line["a"], line["b"]), rel=1e-3)
+    found = (method._TEMPERATURE, method._BY_LENGTH, method._BY_DIM, method._SINGLE)
+    assert found == pytest.approx((line["scale"], line["a"], line["b"], line["single"]), rel=1e-3)
     best = json.loads((results / "tune_rda.json").read_text())["best"]
     assert json.loads((results / "familiarity.json").read_text())["best"] == rule.BACKGROUND
     usual = RDA(backbone="reduced_resnet18").get_params()

@@ -84,7 +84,8 @@ _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _KNOWN_FROM = 3  # images a feature value, from which the shared covariance is taken as it is
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 51.01, 0.4866, -0.3418  # a line through 48 models, see benchmarks/temperature.py
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 54.31, 0.4917, -0.3549  # a line through 48 models, see benchmarks/temperature.py
+_SINGLE = 1.517  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # less than ten images a class
@@ -290,7 +291,8 @@ class RDA(FrozenLearner):
         if not len(self.stats) or self.storage == "mean":
             return 1.0
         line = _TEMPERATURE * math.pow(self.squared_length_of_means(), _BY_LENGTH) * math.pow(self.feature_dim, _BY_DIM)
-        return (1 + self.flip) * max(_TINY, line)
+        single = _SINGLE if int((self.stats.count >= 2).sum()) < 2 else 1.0
+        return (1 + self.flip) * single * max(_TINY, line)
 
     def squared_length_of_means(self) -> float:
         """Mean over classes of the squared length of their posterior means, where the shared covariance is I."""
