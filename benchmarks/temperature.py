@@ -7,7 +7,8 @@ images each are taught from the pseudo-novel classes of tune_rda.py (training im
 was not trained on), seen by that file's network and by EfficientNet-Lite0. For each, the temperature that makes other
 training images of these classes likeliest is found, and a line through all of them in two numbers that a model knows of
 itself: T = scale m2^a d^b, where m2 is the mean squared length of the classes' posterior means and d the length of the
-feature; times one more number as long as every class has one image, when the prior of the means is round. Writes temperature.json with the line and, for every model, accuracy and mean confidence under it.
+feature; times one more number as long as every class has one image, when the prior of the means is round.
+Writes temperature.json with the line and, for every model, accuracy and mean confidence under it.
 """
 
 import argparse
