@@ -4,6 +4,8 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +118,19 @@ def test_any_flipped_bit_in_the_journal_is_reported_or_harmless_and_deletes_noth
             assert str(journal_of(path)) in said
             assert journal_of(path).read_bytes() == content  # the evidence is as it was
     assert reported > 250
+
+
+def test_lessons_leave_no_threads_behind(path: Path) -> None:
+    store = Store(path)
+    before = threading.active_count()
+    for _ in range(6):
+        store.learn([(pictures("red", 1), "red")])
+    time.sleep(0.2)  # for those that were told to end
+    assert threading.active_count() <= before + 1  # the one that ends the time for undo
+    assert store.before is not None
+    store.close()
+    time.sleep(0.2)
+    assert threading.active_count() <= before
 
 
 def test_a_flipped_bit_in_the_index_of_keys_is_found(path: Path) -> None:

@@ -86,6 +86,7 @@ class Store:
         self._failed = False
         self._snapshot_at = snapshot_bytes
         self._before: Before | None = None
+        self._clock = threading.Timer(0, lambda: None)  # never started; then the one that ends the time for undo
         self._lock = hold(path)
         try:
             self.model = Classifier.load(self.path, trust=trust, device=device)
@@ -192,10 +193,11 @@ class Store:
         known = label is not None or change == "replace"
         until = time.monotonic() + UNDO_SECONDS
         self._before = Before(model or self.model, change, label, until) if known else None
+        self._clock.cancel()
         if known:
-            timer = threading.Timer(UNDO_SECONDS + 1, lambda: self.before)  # a forgotten class leaves the memory too
-            timer.daemon = True
-            timer.start()
+            self._clock = threading.Timer(UNDO_SECONDS + 1, lambda: self.before)  # a forgotten class leaves memory too
+            self._clock.daemon = True
+            self._clock.start()
 
     def snapshot(self) -> None:
         """Write the model whole and empty the journal."""
@@ -205,6 +207,7 @@ class Store:
 
     def close(self) -> None:
         """Leave one model file, and a journal only if it holds idempotency keys or could not be taken in."""
+        self._clock.cancel()
         try:
             if self._journal.waiting and not self._failed:
                 self._try_snapshot()
