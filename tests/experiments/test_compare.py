@@ -262,7 +262,7 @@ def test_a_run_on_embeddings_is_known_by_what_the_file_holds(tmp_path: Path) -> 
     file, copied = vectors_file(tmp_path / "a.npz"), vectors_file(tmp_path / "b.npz")
     assert job(file).digest() == job(copied).digest()
     assert job(file).digest() != job(vectors_file(copied, each=21)).digest()
-    assert job(file).learner(1).get_params()["power"] == 0.75
+    assert job(file).learner(1).get_params()["power"] == 0.5
     assert job(vectors_file(copied, sign=-1)).learner(1).get_params()["power"] == 1  # no root of a negative number
     result = job(file).run()
     assert result.acc > 0.6
