@@ -88,7 +88,7 @@ _TEMPERATURE, _BY_LENGTH, _BY_DIM = 54.31, 0.4917, -0.3549  # a line through 48 
 _SINGLE = 1.517  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
-    "compact": {"storage": "lowrank", "rank": 24},  # less than ten images a class
+    "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as thirteen images a class
 }
 
 
