@@ -9,13 +9,11 @@ score of a class of no images that is taken off; the share with the highest mean
 means on the same features stand beside. Writes familiarity.json.
 """
 
-import argparse
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from bank import keep, parser
+from bank import keep
 from nocl import data
 from nocl.app.calibration import auc
 from nocl.methods.ncm import NCM
@@ -23,7 +21,7 @@ from nocl.methods.rda.method import RDA
 from nocl.methods.rda.rule import BACKGROUND, background
 from nocl.plumbing.types import JSON
 from nocl.stats.class_stats import tukey
-from tune_rda import EYES, LEARNED, SPLITS, of_copy, of_eyes, open_bench
+from tune_rda import EYES, LEARNED, SPLITS, arguments, of_copy, of_eyes, open_bench
 
 SHARES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 CLASSES, IMAGES, DRAWS = (4, 10, 16), (1, 3, 10, 30), 3
@@ -51,10 +49,7 @@ def model(z: Tensor, n_classes: int, images: int, draw: int) -> list[float]:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--backbone", default="reduced_resnet18")
-    arguments.add_argument("--epochs", type=int, default=6)
-    args: argparse.Namespace = arguments.parse_args()
+    args = arguments(__doc__)
     bench = open_bench(data.load("cifar100", root=args.data), SPLITS[0], args)
     rows: list[JSON] = []
     means = []

@@ -11,19 +11,18 @@ feature; times one more number as long as every class has one image, when the pr
 Writes temperature.json with the line and, for every model, accuracy and mean confidence under it.
 """
 
-import argparse
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bank import keep, parser
+from bank import keep
 from nocl import data
 from nocl.app.calibration import fit_temperature
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.types import JSON
-from tune_rda import EYES, LEARNED, SPLITS, TESTED, of_copy, of_eyes, open_bench
+from tune_rda import EYES, LEARNED, SPLITS, TESTED, arguments, of_copy, of_eyes, open_bench
 
 CLASSES, IMAGES, DRAWS = (4, 10, 23), (1, 3, 10, 30), 2
 
@@ -54,10 +53,7 @@ def fit(found: Sequence[dict[str, JSON]]) -> tuple[float, float, float, float]:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--backbone", default="reduced_resnet18")
-    arguments.add_argument("--epochs", type=int, default=6)
-    args: argparse.Namespace = arguments.parse_args()
+    args = arguments(__doc__)
     bench = open_bench(data.load("cifar100", root=args.data), SPLITS[0], args)
     taught = [
         ({"network": name, **about}, scores, asked)

@@ -257,11 +257,16 @@ def open_bench(whole: Dataset, split: int, args: argparse.Namespace) -> Bench:
     return Bench(Bank(features, args.backbone), stream, args.backbone, origin, args.cache)
 
 
+def arguments(doc: str) -> argparse.Namespace:
+    """The arguments of every benchmark on these copies."""
+    wanted = parser(doc)
+    wanted.add_argument("--backbone", default="reduced_resnet18")
+    wanted.add_argument("--epochs", type=int, default=6)
+    return wanted.parse_args()
+
+
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--backbone", default="reduced_resnet18")
-    arguments.add_argument("--epochs", type=int, default=6)
-    args = arguments.parse_args()
+    args = arguments(__doc__)
     whole = data.load("cifar100", root=args.data)
     benches = [open_bench(whole, split, args) for split in SPLITS]
     best, trials = settle(benches)

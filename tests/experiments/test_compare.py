@@ -263,7 +263,9 @@ def test_a_run_on_embeddings_is_known_by_what_the_file_holds(tmp_path: Path) -> 
     assert job(file).digest() == job(copied).digest()
     assert job(file).digest() != job(vectors_file(copied, each=21)).digest()
     assert job(file).learner(1).get_params()["power"] == 0.5
-    assert job(vectors_file(copied, sign=-1)).learner(1).get_params()["power"] == 1  # no root of a negative number
+    negative = job(vectors_file(copied, sign=-1))
+    assert negative.learner(1).get_params()["power"] == 1  # no root of a negative number
+    assert not negative.outdated(negative.run())
     result = job(file).run()
     assert result.acc > 0.6
     with pytest.raises(ValueError, match="SCR trains its network on images and cannot take features:6"):

@@ -186,6 +186,7 @@ class Job:
         """Numbers of that result that were defaults when it was made, are not set here, and are others today."""
         method = by_name(self.method, METHODS, "method")
         decided = {*self.chosen(), "seed", "image_size", method.novel_classes}  # by the job, or by the run itself
+        decided |= {"power"} if self._on_vectors() else set()
         usual = {name: each.default for name, each in parameters_of(method).items() if name not in decided}
         numbers = {name: default for name, default in usual.items() if isinstance(default, (int, float))}
         return {
