@@ -1,15 +1,12 @@
 """The durable store: what is acknowledged survives kills, torn writes, full disks; forgetting reaches the disk."""
 
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,20 +15,9 @@ from nocl.app.packing import pack, unpack
 from nocl.app.serve.journal import KEPT_ANSWERS, FailedDiskError, Journal, has_lessons
 from nocl.app.serve.store import Key, OtherRequestError, Store, journal_of
 from nocl.learner import UnsupportedError
-from nocl.plumbing.files import BusyFileError, DamagedFileError, file_digest
+from nocl.plumbing.files import BusyFileError
 from tests.support.practice_models import fitted, pictures, same_bits, state
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    fitted(n=2).save(tmp_path / "m.nocl")
-    return tmp_path / "m.nocl"
-
-
-def crash(store: Store) -> None:
-    """What a kill leaves: files as they are, the lock gone."""
-    store._journal.close()
-    store._lock.release()
+from tests.support.stores import crash, taught
 
 
 def kill_many(folder: Path, kills: int, seed: int) -> str:
@@ -88,38 +74,6 @@ def test_readers_keep_the_model_they_took(path: Path) -> None:
     store.close()
 
 
-def taught(path: Path, lessons: int = 3) -> bytes:
-    """A journal with lessons, after a crash; its content."""
-    store = Store(path)
-    for seed in range(lessons):
-        store.learn([(pictures("blue", 1, seed), "blue")], [Key.of(f"k{seed}", "learn")])
-    crash(store)
-    return journal_of(path).read_bytes()
-
-
-def test_any_flipped_bit_in_the_journal_is_reported_or_harmless_and_deletes_nothing(path: Path) -> None:
-    whole, model = taught(path), file_digest(path)
-    lessons = list(_lessons(path))
-    draw, reported = np.random.default_rng(0), 0
-    written = np.flatnonzero(np.frombuffer(whole, np.uint8))  # most of a page is empty
-    for position in draw.choice(written, 300):
-        content = bytearray(whole)
-        content[position] ^= 1 << int(draw.integers(8))
-        journal_of(path).write_bytes(content)
-        try:
-            journal = Journal(journal_of(path), model)
-        except DamagedFileError as error:
-            said, reported = str(error), reported + 1
-        else:
-            said = None
-            assert list(journal.lessons()) == lessons  # a byte that means nothing
-            journal.close()
-        if said is not None:
-            assert str(journal_of(path)) in said
-            assert journal_of(path).read_bytes() == content  # the evidence is as it was
-    assert reported > 250
-
-
 def test_lessons_leave_no_threads_behind(path: Path) -> None:
     store = Store(path)
     before = threading.active_count()
@@ -131,57 +85,6 @@ def test_lessons_leave_no_threads_behind(path: Path) -> None:
     store.close()
     time.sleep(0.2)
     assert threading.active_count() <= before
-
-
-def test_a_flipped_bit_in_the_index_of_keys_is_found(path: Path) -> None:
-    """The table still holds the answer, but a retry would not find it and would be learned twice."""
-    store, key = Store(path), Key.of("k", "learn")
-    store.learn([(pictures("blue", 1), "blue")], [key])
-    crash(store)
-    content = journal_of(path).read_bytes()
-    places = [at for at in range(len(content)) if content.startswith(key.key, at)]
-    assert len(places) == 2  # the record and the index
-    for place in places:
-        damaged = bytearray(content)
-        damaged[place + 5] ^= 1
-        journal_of(path).write_bytes(damaged)
-        with pytest.raises(DamagedFileError, match="is damaged"):
-            Store(path)
-        assert journal_of(path).read_bytes() == damaged
-    journal_of(path).write_bytes(content)
-    crash(Store(path))
-
-
-def test_a_flipped_bit_in_the_last_lesson_is_named(path: Path) -> None:
-    content = bytearray(taught(path))
-    payload = list(_lessons(path))[-1]
-    content[content.find(payload[-40:]) + 3] ^= 1
-    journal_of(path).write_bytes(content)
-    with pytest.raises(DamagedFileError, match=r"lesson 3 does not match its digest.*Nothing was deleted"):
-        Store(path)
-
-
-def _lessons(path: Path) -> Iterator[bytes]:
-    with sqlite3.connect(journal_of(path)) as base:
-        for (payload,) in base.execute("SELECT payload FROM lessons ORDER BY sequence"):
-            yield payload
-
-
-@pytest.mark.parametrize("which", [1, 2, 3])
-def test_a_lesson_that_is_missing_is_noticed(path: Path, which: int) -> None:
-    taught(path)
-    with sqlite3.connect(journal_of(path)) as base:
-        base.execute("DELETE FROM lessons WHERE sequence = ?", (which,))
-    with pytest.raises(DamagedFileError, match=f"lesson {which} does not|lessons 3 to 3 are missing"):
-        Store(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"junk", b'{"kind": "nocl journal", "format": 1, "model": "x"}\n'])
-def test_what_is_not_a_journal_of_ours_is_refused_with_a_remedy(path: Path, content: bytes) -> None:
-    journal_of(path).write_bytes(content)
-    with pytest.raises(DamagedFileError, match=r"move it away|move the journal away"):
-        Store(path)
-    assert journal_of(path).read_bytes() == content
 
 
 def test_a_model_with_an_empty_history_can_be_served(path: Path) -> None:
@@ -223,15 +126,6 @@ def test_the_number_of_keys_is_bounded_and_the_oldest_go_first(path: Path, monke
     store = Store(path)
     known = [store.answered(Key.of(f"k{i}", "learn")) is not None for i in range(5)]
     assert known == [False, False, True, True, True]
-
-
-def test_a_journal_of_another_model_is_refused(path: Path, tmp_path: Path) -> None:
-    store = Store(path)
-    store.learn([(pictures("blue", 1), "blue")])
-    crash(store)
-    fitted(n=3).save(path)
-    with pytest.raises(DamagedFileError, match="belongs to another model"):
-        Store(path)
 
 
 def test_forgetting_reaches_every_file(path: Path) -> None:
