@@ -88,7 +88,7 @@ def test_what_is_not_a_journal_of_ours_is_refused_with_a_remedy(path: Path, cont
     assert journal_of(path).read_bytes() == content
 
 
-def test_a_journal_of_another_model_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_journal_of_another_model_is_refused(path: Path) -> None:
     store = Store(path)
     store.learn([(pictures("blue", 1), "blue")])
     crash(store)
