@@ -24,12 +24,6 @@ from nocl.plumbing.files import BusyFileError, holding, write_atomically, write_
 from tests.support.practice_models import fitted, pictures, png
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    fitted(n=2).save(tmp_path / "m.nocl")
-    return tmp_path / "m.nocl"
-
-
 def client(path: Path) -> TestClient:
     return TestClient(build(Store(path)), base_url="http://127.0.0.1:8000")
 
