@@ -1,80 +1,119 @@
-"""A classifier that starts from nothing: a few images of a few classes, without a base session.
+"""Models that rest on few images: from how many on should rda trust the covariance that its classes share?
 
-    NOCL_DATA=FOLDER python benchmarks/few_classes.py
+    python benchmarks/few_classes.py --data FOLDER
 
-The packaged network, training images of 30 CIFAR-100 classes (no test image is read): some of the classes are taught
-with a few images each and told apart on 40 others of each. Compared are ``ncm``, ``rda``, and ``rda`` that trusts its
-shared covariance from the first image, for several numbers of images a feature value from which it is known.
+No base session, and no test image: training images of the base classes of order 0 are taught and others asked, seen by
+the networks of tune_rda.py (all 60 classes of both copies) and by EfficientNet-Lite0 (the 24 pseudo-novel ones). Cases
+have equal classes of 2 to 60 images, or unequal ones: the class of rank r in an order drawn by a seed has top / r. With
+``half`` times d images half of the shared covariance is replaced by a round one (``_HALF_KNOWN`` in rda's module). The
+mean over all cases, each network counting as much as another, is what it is chosen by; of values within a quarter point
+of the best the one with which a first picture costs least (tune_rda.py). Nearest means stand beside. Writes
+few_classes.json.
 """
 
-import argparse
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bank import keep
 from nocl import data
-from nocl.app import weights
 from nocl.learner import FrozenLearner
-from nocl.methods import make
+from nocl.methods.ncm import NCM
 from nocl.methods.rda import method as rda
-from nocl.plumbing.files import write_json
-from nocl.pretrain import load_weights
-from nocl.results import environment
+from nocl.plumbing.types import JSON
+from nocl.stats.linalg import Cached
+from tune_rda import EYES, LEARNED, SPLITS, Bench, arguments, of_eyes, open_bench
 
-CLASSES, TAUGHT, TESTED, DRAWS = 30, 50, 40, 4
-CASES = ((2, 5), (6, 1), (6, 5), (6, 20), (6, 40), (20, 5), (20, 40))  # classes, images of each
-TRUST_AT_ONCE = 1e-9
-RULES = {"ncm": None, "rda, trusting at once": TRUST_AT_ONCE, "rda, from 3": 3, "rda, from 10": 10, "rda, from 30": 30}
+HALVES = (0.5, 0.7, 1, 1.4, 2)
+EQUAL, TOPS, SEEDS = (2, 5, 20, 60), (30, 100, 400), (0, 1)  # images of each class; images of the largest one
+ASKED = 25  # images of a class
+
+Make = Callable[[type[FrozenLearner]], FrozenLearner]
+Features = Callable[[FrozenLearner], tuple[Tensor, Tensor]]  # of its stages: taught and asked [classes, images, d]
+
+
+def unequal(n_classes: int, top: int, most: int, seed: int) -> list[int]:
+    """How many images each class has.
+
+    >>> sorted(unequal(4, 30, 20, 0))
+    [8, 10, 15, 20]
+    """
+    rank = np.random.default_rng(seed).permutation(n_classes) + 1
+    return [min(most, max(1, round(top / r))) for r in rank.tolist()]
+
+
+def of_bank(bench: Bench) -> Features:
+    """All classes of a copy: its training images are taught, its held-out ones asked."""
+    bank, classes = bench.bank, range(bench.bank.n_classes)
+
+    def features(learner: FrozenLearner) -> tuple[Tensor, Tensor]:
+        columns = bank.columns(learner.stages)
+        return (
+            torch.stack([bank.train[bank.train_y == c][:, columns] for c in classes]),
+            torch.stack([bank.test[bank.test_y == c][:ASKED, columns] for c in classes]),
+        )
+
+    return features
+
+
+def accuracy(learner: FrozenLearner, taught: Tensor, asked: Tensor, counts: Sequence[int]) -> Callable[[], float]:
+    """Teach these counts; then a function that says how often, in percent, the asked images are told apart."""
+    for c, count in enumerate(counts):
+        learner.learn(taught[c, :count], torch.full((count,), c))
+    right = torch.arange(len(counts)).repeat_interleave(asked.shape[1])
+
+    def measure() -> float:
+        answers = torch.cat([learner.score(part).argmax(1) for part in asked.flatten(0, 1).split(500)])
+        return 100 * float((answers == right).double().mean())
+
+    return measure
+
+
+def compare(
+    make: Callable[[type[FrozenLearner]], FrozenLearner], features: Features, counts: Sequence[int]
+) -> list[float]:
+    """Of every value of ``half``, and at the end of nearest means."""
+    learner, plain = make(rda.RDA), make(NCM)
+    measure, found = accuracy(learner, *features(learner), counts), []
+    assert isinstance(learner, rda.RDA)
+    for rda._HALF_KNOWN in HALVES:  # type: ignore[assignment]
+        learner._rule = Cached()
+        found.append(measure())
+    return [*found, accuracy(plain, *features(plain), counts)()]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--root", type=Path, default=None, help="folder of the data sets; default NOCL_DATA")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/few_classes.json"))
-    given = parser.parse_args()
-    images = data.load("cifar100", root=given.root).train
-    features = {method: features_of(method, images) for method in ("ncm", "rda")}
-    rows = []
-    for n_classes, shots in CASES:
-        row = {"classes": n_classes, "images": shots}
-        for name, known_from in RULES.items():
-            method = name.partition(",")[0]
-            rda._KNOWN_FROM = known_from or rda._KNOWN_FROM  # type: ignore[assignment]
-            found = [accuracy(method, features[method], n_classes, shots, seed) for seed in range(DRAWS)]
-            row[name] = round(100 * float(np.mean(found)), 1)
-        print(row, flush=True)
-        rows.append(row)
-    about = {
-        "command": "python benchmarks/few_classes.py",
-        "draws_of_classes": DRAWS,
-        "environment": environment("cpu"),
+    args = arguments(__doc__)
+    whole = data.load("cifar100", root=args.data)
+    benches = [open_bench(whole, split, args) for split in SPLITS]
+    seen = of_eyes(benches[0])
+    sources: dict[str, tuple[Make, Features, int, int]] = {
+        f"{args.backbone}, split {split}": (lambda kind: kind(backbone=args.backbone), of_bank(bench), 60, 400)
+        for split, bench in zip(SPLITS, benches)
     }
-    write_json(given.out, {**about, "rows": rows})
-
-
-def features_of(method: str, images: data.ImageSet) -> Tensor:
-    """Features [classes, images, d] by the packaged network, as the method wants them."""
-    learner = make(method)
-    assert isinstance(learner, FrozenLearner)
-    load_weights(learner.network, weights.file("cifar100"))
-    found = []
-    for label in range(CLASSES):
-        rows = np.flatnonzero(images.labels == label)[: TAUGHT + TESTED]
-        found.append(learner.features(images.subset(rows).take(np.arange(len(rows))).x))
-    return torch.stack(found)
-
-
-def accuracy(method: str, z: Tensor, n_classes: int, shots: int, seed: int) -> float:
-    """Share told apart among classes drawn by the seed."""
-    drawn = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(seed))[:n_classes]
-    learner = make(method)
-    assert isinstance(learner, FrozenLearner)
-    for column, label in enumerate(drawn):
-        learner.learn(z[label, :shots], torch.full((shots,), column))
-    answers = learner.score(z[drawn, TAUGHT:].flatten(0, 1)).argmax(1).view(n_classes, -1)
-    return float((answers == torch.arange(n_classes)[:, None]).float().mean())
+    sources[EYES] = (
+        lambda kind: kind(backbone=f"features:{seen.shape[2]}", stages=None),
+        lambda learner: (seen[:, :LEARNED], seen[:, LEARNED:][:, :ASKED]), len(seen), LEARNED,
+    )  # fmt: skip
+    rows: list[JSON] = []
+    means = []
+    for name, (make, features, n_classes, most) in sources.items():
+        cases = {f"{n} each": [n] * n_classes for n in EQUAL if n <= most}
+        cases |= {f"{top} / rank, seed {seed}": unequal(n_classes, top, most, seed) for top in TOPS for seed in SEEDS}
+        found = [compare(make, features, counts) for counts in cases.values()]
+        for case, values in zip(cases, found):
+            percents: list[JSON] = [round(value, 1) for value in values]
+            rows.append({"network": name, "case": case, "rda": percents[:-1], "ncm": percents[-1]})
+            print(rows[-1], flush=True)
+        means.append(np.mean(found, 0))
+    overall = np.mean(means, 0)
+    mean: list[JSON] = [round(float(value), 2) for value in overall]
+    keep(
+        args.out / "few_classes.json", "python benchmarks/few_classes.py", benches[0].bank,
+        halves=[*HALVES], best=HALVES[int(overall[:-1].argmax())], mean=mean[:-1], mean_ncm=mean[-1], rows=rows,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

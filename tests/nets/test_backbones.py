@@ -31,7 +31,7 @@ def test_a_name_with_a_side_enlarges_images() -> None:
 @pytest.mark.parametrize(
     ("network", "stages"),
     [
-        ("tiny_resnet18", (2, 3, 4, -2, -3)),
+        ("tiny_resnet18", (1, 2, 3, 4, -1, -2, -3)),
         ("efficientnet_lite0@32", (3, 4, 5)),
         (f"{OWN}:trained", (1,)),
         ("features:7", (1,)),

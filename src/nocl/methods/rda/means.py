@@ -3,17 +3,19 @@
 In coordinates u where the shared covariance is I, the origin lies amid the classes' means and the covariance between
 them is diagonal (e), a class of n images with average x has
 
-    V = 1 / (1 / e + n)      posterior variance of its mean, for each coordinate
-    m = n V x                posterior mean: a few images are pulled towards the middle of the classes
+    V = 1 / (1 / e + n / w)      posterior variance of its mean, for each coordinate
+    m = n V x / w                posterior mean: a few images are pulled towards the middle of the classes
 
 and an image of that class has the predictive variance 1 + V around m. One image says little about where its class lies,
-so V is large and the class is broad and cautious; with many images V goes to 1 / n and m to the average.
+so V is large and the class is broad and cautious; with many images V goes to w / n and m to the average. w is what
+images really vary by: the shared covariance used for distances is rounder than the one measured as long as it rests on
+few images, so w is far below 1 where classes are narrow, and 1 once it is known.
 
 e comes from the averages x_c themselves. Those of few images are mostly noise, so each counts by what it says about the
-mean of e, w_c = (e / (e + 1 / n_c))^2, relative to the best known; from their covariance A the noise that the averages
-have on average is taken, and what is left is shrunk towards its mean, because k classes (k = (sum w)^2 / sum w^2) say
+mean of e, g_c = (e / (e + w / n_c))^2, relative to the best known; from their covariance A the noise that the averages
+have on average is taken, and what is left is shrunk towards its mean, because k classes (k = (sum g)^2 / sum g^2) say
 how far apart classes lie, but hardly in which directions. How much, follows from how far A can be off and how uneven
-the rest is (Ledoit and Wolf, "A well-conditioned estimator", 2004), both estimated without bias:
+the rest E is (Ledoit and Wolf, "A well-conditioned estimator", 2004), both estimated without bias:
 
     shrinkage = off / (off + uneven),   off = (tr A^2 + (tr A)^2) / (k - 1),   uneven = tr E^2 - (tr E)^2 / d
 
@@ -26,6 +28,8 @@ import torch
 from torch import Tensor
 
 _LEAST = 1e-6  # of e: classes whose means cannot be told apart
+_LEAST_NOISE = 0.01  # w: below it rests on rounding
+_NOTHING = 1e-9  # of the largest variance between classes: directions in which they do not differ
 _ROUNDS = 2  # of weighing the averages; more change nothing that matters
 _UNKNOWN = 1.0  # e where fewer than two classes have been met
 
@@ -34,22 +38,28 @@ class ClassMeans:
     """The posterior of every class's mean.
 
     ``root`` is an A [d, d] with A^T A = (shared covariance)^-1. With ``rotate`` the coordinates are turned so that the
-    covariance between classes is diagonal; without, they are A's own, and only its diagonal counts.
+    covariance between classes is diagonal; without, they are A's own, and only its diagonal counts. ``within`` [d, d]
+    is the covariance of images around their class in A's coordinates (None: I), whose diagonal is w.
     """
 
-    def __init__(self, count: Tensor, mean: Tensor, root: Tensor, *, rotate: bool = True) -> None:
+    def __init__(
+        self, count: Tensor, mean: Tensor, root: Tensor, within: Tensor | None = None, *, rotate: bool = True
+    ) -> None:
         known = count >= 2 if int((count >= 2).sum()) >= 2 else count > 0
-        averages = _Averages(count[known].double(), mean[known], root)
-        self.centre = averages.centre
+        within = torch.eye(len(root), dtype=root.dtype, device=root.device) if within is None else within
+        averages = _Averages(count[known].double(), mean[known], root, within)
+        self.centre, self.met = averages.centre, count > 0
         turned = (mean - self.centre) @ root.T
         self.turn = root  # G, float64 [d, d]: u = G (z - centre)
         if rotate:
             axes, values = _axes(averages.rows)
             self.turn, turned = axes.T @ root, turned @ axes
+            noise = _along(axes, within, values > _NOTHING * values.max())
         else:
-            values = averages.rows.square().sum(0)
-        self.between = averages.without_noise(values)  # e, float64 [d]
-        n = count[:, None].double()
+            values, noise = averages.rows.square().sum(0), within.diagonal()
+        noise = noise.clamp_min(_LEAST_NOISE)  # w, float64 [d]
+        self.between = averages.without_noise(values, noise)  # e, float64 [d]
+        n = count[:, None].double() / noise  # n / w
         self.variance = 1 / (1 / self.between + n)  # V, float64 [K, d]
         self.mean = n * self.variance * turned  # m, float64 [K, d]
 
@@ -58,11 +68,17 @@ class ClassMeans:
         """L, by how much a class of uncertain mean is larger than a known one: sum of log(1 + V), float64 [K]."""
         return torch.log1p(self.variance).sum(1)
 
+    @property
+    def excess(self) -> Tensor:
+        """X, by how much L is above its mean over the classes that have images, or 0, float64 [K]."""
+        volume = self.log_volume
+        return (volume - volume[self.met].mean()).clamp_min(0) if bool(self.met.any()) else volume
+
     @classmethod
     def certain(cls, mean: Tensor) -> "ClassMeans":
         """The averages as they are, where nobody knows how noisy they are."""
         made = cls.__new__(cls)
-        made.centre = mean.mean(0)
+        made.centre, made.met = mean.mean(0), torch.ones(len(mean), dtype=torch.bool, device=mean.device)
         made.turn = torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
         made.mean, made.variance = mean - made.centre, torch.zeros_like(mean)
         made.between = torch.ones_like(made.centre)
@@ -72,16 +88,18 @@ class ClassMeans:
 class _Averages:
     """Averages [k, d] of classes of n [k] images: weighted by what they say about e, around their ``centre`` [d].
 
-    ``rows`` [k, d] are such that rows^T rows = A, where the shared covariance is I.
+    ``rows`` [k, d] are such that rows^T rows = A, where the shared covariance is I; ``within`` [d, d] is what images
+    vary by there, and ``noise`` times that what the averages do.
     """
 
-    def __init__(self, n: Tensor, averages: Tensor, root: Tensor) -> None:
-        self.dim, self.single = averages.shape[1], bool((n < 2).any())
+    def __init__(self, n: Tensor, averages: Tensor, root: Tensor, within: Tensor) -> None:
+        self.dim, self.single, self.within = averages.shape[1], bool((n < 2).any()), within
+        self.level = within.trace() / self.dim
         weight = torch.ones_like(n)
         for _ in range(_ROUNDS):
             self._gather(n, averages, root, weight)
-            level = (self.rows.square().sum() / self.dim - self.noise).clamp_min(_LEAST)
-            weight = (level / (level + 1 / n)).square()
+            level = (self.rows.square().sum() / self.dim - self.noise * self.level).clamp_min(_LEAST)
+            weight = (level / (level + self.level / n)).square()
         self._gather(n, averages, root, weight)
 
     def _gather(self, n: Tensor, averages: Tensor, root: Tensor, weight: Tensor) -> None:
@@ -92,11 +110,11 @@ class _Averages:
         scale = share * (self.free + 1) / self.free if self.free > 0 else torch.zeros_like(share)
         self.rows = scale[:, None].sqrt() * ((averages - self.centre) @ root.T)
 
-    def without_noise(self, values: Tensor) -> Tensor:
+    def without_noise(self, values: Tensor, noise: Tensor) -> Tensor:
         """e of the variances ``values`` [d] of A, along its axes or any others."""
         if self.free <= 0:
             return torch.full_like(values, _UNKNOWN)
-        kept, left = 1 - self._shrinkage(), values - self.noise
+        kept, left = 1 - self._shrinkage(), values - self.noise * noise
         return (kept * left.clamp_min(0) + (1 - kept) * left.mean().clamp_min(0)).clamp_min(_LEAST)
 
     def _shrinkage(self) -> float:
@@ -105,10 +123,17 @@ class _Averages:
         products, noise = self.rows @ self.rows.T, float(self.noise)
         trace, square = float(products.trace()), float(products.square().sum())
         square = (square - trace**2 / self.free) * self.free**2 / ((self.free + 2) * (self.free - 1))  # without bias
-        clean = max(trace - noise * self.dim, 0.0)
-        uneven = square - 2 * noise * clean - noise**2 * self.dim - clean**2 / self.dim
+        clean = max(trace - noise * float(self.within.trace()), 0.0)
+        shared = float(((self.rows @ self.within) * self.rows).sum())  # tr(A W)
+        uneven = square - 2 * noise * shared + noise**2 * float(self.within.square().sum()) - clean**2 / self.dim
         off = (max(square, trace**2 / self.dim) + trace**2) / self.free
         return off / (off + uneven) if uneven > 0 else 1.0
+
+
+def _along(axes: Tensor, within: Tensor, sure: Tensor) -> Tensor:
+    """Variances [d] of ``within`` along these axes; over the axes that are not ``sure`` but arbitrary, their mean."""
+    noise = ((within @ axes) * axes).sum(0)
+    return torch.where(sure, noise, (noise * ~sure).sum() / (~sure).sum().clamp_min(1))
 
 
 def _axes(rows: Tensor) -> tuple[Tensor, Tensor]:

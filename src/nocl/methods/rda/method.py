@@ -5,13 +5,13 @@ shrunk towards the one all classes share, its mean is known as well as its image
 that explains it best. All of it follows from counts, means and scatter matrices, so it is exact in one pass, needs no
 second look, no image and no gradient, and does not depend on the order of images, classes or batches.
 
-    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.5
+    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.75
     S_c = scatter of class c / (n_c - 1),   S = sum of all scatters / (N - K)       the shared covariance
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    score of c = - (nu + d) log(1 + D_c / nu) - caution L_c / n_c                   rule.py, which adds what is the
-                                                                                    same for all classes
+    score of c = - (nu + d) log(1 + D_c / nu) - L_c - (caution - 1) X_c / n_c       rule.py, which adds what is the
+    X_c = what L_c exceeds the mean of all classes by                               same for all classes
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
 how far apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
@@ -20,15 +20,16 @@ it neither takes the images of others nor is never chosen. For many images V_c g
 **Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
-``caution`` is the one setting for what the old classes may lose for a new one: with 1 a class of one image is judged by
-the density of its predictive distribution, L_c whole; 0 forgets that it is uncertain; more guards the old ones. 1.2 is
-the least with which old classes of the base session lost at most 1.5 points to a first picture. From the second image
-on it counts less, as 1 / n_c: the whole L_c would leave classes of a few images hardly ever chosen.
+``caution`` is the one setting for what the old classes may lose for a new one: with 1 every class is judged by the
+density of its predictive distribution; more guards classes of many images against those of one, less favours the new.
+Where all classes have few images there is nobody to guard, so it counts what L_c exceeds the others' by. The default is
+the least with which old classes of the base session lost at most 1.5 points to a first picture.
 
-S itself must be known. Until three images a feature value have been seen (N - K < 3 d; a base session brings far more),
-the missing share of it is replaced by tr(S)/d I, so that a model of a few classes and images does not follow the
-accidents of a nearly singular matrix. Before any class has two images, its level is guessed from the distances between
-the classes.
+S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: in the
+directions that look narrow it is too narrow. A share 1 / (1 + ((N - K) / d)^1.5) of it is therefore replaced by
+tr(S)/d I: nearly all of it with a handful of images, a tenth with 4 d, a thousandth after a base session. What images
+vary by around their means is another matter: it is known in any direction from a dozen images on, so the noise of means
+is taken from S as it is. Before any class has two images, its level is guessed from the distances between the classes.
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
@@ -83,9 +84,9 @@ _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
-_KNOWN_FROM = 3  # images a feature value, from which the shared covariance is taken as it is
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 54.31, 0.4917, -0.3549  # a line through 48 models, see benchmarks/temperature.py
-_SINGLE = 1.517  # times that while every class has one image
+_HALF_KNOWN = 1  # images a feature value with which half of the shared covariance is taken; benchmarks/few_classes.py
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 22.93, 0.1727, -0.03098  # a line through 48 models, see benchmarks/temperature.py
+_SINGLE = 2.037  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as thirteen images a class
@@ -99,8 +100,8 @@ class RDA(FrozenLearner):
     ----------
     stages
         The stages of the network whose pooled outputs make the feature, such as ``[2, 3, 4]``; ``-2`` is the spread of
-        stage 2 over its positions. None: the last one. ``"auto"``: the means of the last three and the spreads of the
-        first two of these, or, where that is more than 640 values, the means alone.
+        stage 2 over its positions. None: the last one. ``"auto"``: the means of all and the spreads of all but the
+        last, or, where that is more than 640 values, the means of the last three.
     power
         Power of the Tukey transform, from 0 to 2 (0: the logarithm); 1 changes nothing.
     prior
@@ -111,7 +112,7 @@ class RDA(FrozenLearner):
         Degrees of freedom of Student's t, above 0: how heavy the tails are (a million: a Gaussian).
     caution
         What the old classes may lose for a new one of few images, 0 or more: the more, the less they lose and the less
-        often the new class is recognised.
+        often the new class is recognised. 1 judges every class by its density.
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``sketch``, ``shared`` or ``mean`` (see
         above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, where a covariance is megabytes a
@@ -126,7 +127,7 @@ class RDA(FrozenLearner):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
-    scoring: ClassVar[int] = 2  # 1: without a posterior of means
+    scoring: ClassVar[int] = 3  # 1: without a posterior of means; 2: L_c by 1 / n_c
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
     learns_from_one_image: ClassVar[bool] = True
@@ -143,11 +144,11 @@ class RDA(FrozenLearner):
         self,
         *,
         stages: Sequence[int] | Literal["auto"] | None = "auto",
-        power: Annotated[float, Range(0, 2)] = 0.5,
+        power: Annotated[float, Range(0, 2)] = 0.75,
         prior: Positive = 2.0,
-        ridge: NonNegative = 0.001,
+        ridge: NonNegative = 0.0001,
         degrees: Positive = 10.0,
-        caution: NonNegative = 1.2,
+        caution: NonNegative = 2.0,
         storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
@@ -169,14 +170,13 @@ class RDA(FrozenLearner):
         self._rule: linalg.Cached[Rule] = linalg.Cached()
 
     def usual_stages(self) -> tuple[int, ...]:
-        """The means of the last stages and the spreads of all of these but the last, unless that is too wide."""
+        """The means of all stages and the spreads of all but the last; where that is too wide, the last means alone."""
         network = self.network
-        means = network.last_stages(self.depths)
-        if network.has_maps:
-            stages = (*means, *[-stage for stage in means[:-1]])
-            if network.feature_dim(self.image_size, stages) <= _FULL_UP_TO:
-                return stages
-        return means
+        every = network.last_stages(network.n_stages)
+        stages = (*every, *[-stage for stage in every[:-1]])
+        if network.has_maps and network.feature_dim(self.image_size, stages) <= _FULL_UP_TO:
+            return stages
+        return network.last_stages(self.depths)
 
     @property
     def sees_images(self) -> bool:
@@ -338,9 +338,21 @@ class RDA(FrozenLearner):
         shared = self.stats.shared_covariance(unbiased=True)
         free = self.stats.count.sum() - (self.stats.count > 0).sum()  # N - K
         level = shared.trace() / self.feature_dim
-        missing = (1 - free / (_KNOWN_FROM * self.feature_dim)).clamp_min(0)
+        missing = self._unknown()
         guess = (free * level + self._guessed_level()) / (free + 1)
         return (1 - missing) * shared + missing * guess * eye, (self.ridge * guess).clamp_min(_TINY) * eye
+
+    def _unknown(self) -> Tensor:
+        """The share of the shared covariance that is not known yet, 0 to 1."""
+        free = self.stats.count.sum() - (self.stats.count > 0).sum()  # N - K
+        return 1 / (1 + (free / (_HALF_KNOWN * self.feature_dim)) ** 1.5)
+
+    def _noise(self, root: Tensor) -> Tensor:
+        """The covariance of an image around its class where the one used is I: not quite I, float64 [d, d]."""
+        free = self.stats.count.sum() - (self.stats.count > 0).sum()
+        shared = free * self.stats.shared_covariance(unbiased=True)
+        shared.diagonal().add_(self._guessed_level())
+        return root @ (shared / (free + 1)) @ root.T
 
     def _guessed_level(self) -> Tensor:
         """The mean variance within classes as their means alone suggest it; counts as one image."""
@@ -358,12 +370,13 @@ class RDA(FrozenLearner):
         low, closed = None, self.storage == "lowrank" and bool(self.shapes.reference.any())
         if closed:
             basis, values = common_basis(self.shapes, root, self._within()[1])
-            means = ClassMeans(self.stats.count, self.stats.mean, basis, rotate=False)
+            means = ClassMeans(self.stats.count, self.stats.mean, basis, self._noise(basis), rotate=False)
             low = LowRankInverses(self.shapes, self._shares(), basis, values, means.variance)
             kind = torch.where(self.shapes.row < 0, LOW, kind)
         else:
-            means = ClassMeans(self.stats.count, self.stats.mean, root)
-        offset = self.caution * means.log_volume / self.stats.count.clamp_min(1)
+            means = ClassMeans(self.stats.count, self.stats.mean, root, self._noise(root))
+        n, unknown = self.stats.count.clamp_min(1), self._unknown()
+        offset = (unknown + (1 - unknown) / n) * means.log_volume + (self.caution - 1) * means.excess / n
         sketched = None
         if self.has_sketches:
             sketched = SketchedInverses(self.sketches, self._shares(), self._weights(), means.turn, means.variance)

@@ -3,7 +3,7 @@
     u = G (z - centre)                                        coordinates of ``ClassMeans``
     P_c = G Sigma_c G^T + diag(V_c),  D_c = (u - m_c)^T P_c^-1 (u - m_c)
     B = sum over coordinates of u^2 / (1 + e)                 the distance to a class of no images
-    t(D) = - (nu + d) log(1 + D / nu),  score of c = t(D_c) - offset_c - 0.7 t(B)
+    t(D) = - (nu + d) log(1 + D / nu),  score of c = t(D_c) - offset_c - 0.9 t(B)
 
 The last term is the same for all classes: it changes no answer and no probability, but makes scores of different images
 comparable. An image that is unlike everything has a small t(D_c) for every class, and so has one that is merely far
@@ -29,7 +29,7 @@ from nocl.stats import linalg
 from nocl.stats.class_stats import tukey
 
 _MATRICES_AT_ONCE = 64  # bounds the memory of factorising
-BACKGROUND = 0.7  # share of t(B) in the scores
+BACKGROUND = 0.9  # share of t(B) in the scores
 _FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
 NORMAL, LOW, DENSE, SKETCHED = 0, 1, 2, 3  # kinds of P_c: diagonal, low-rank, a factor of its own, a sketch
 
