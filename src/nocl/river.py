@@ -31,8 +31,7 @@ class Classifier(base.Classifier):  # type: ignore[misc]
         ``rda``, ``slda``, ``ncm``, ``fecam``, ``ranpac``, ``acil``, or a method of your own as ``module:Class``.
         ``dsr`` cannot start from one sample.
     params
-        The method's own parameters. ``power`` is 1 unless set: the usual one is for values that are never
-        negative.
+        The method's own parameters. ``power`` is 1 unless set: the usual 0.5 is for values that are never negative.
     keys
         What to do when a dict has other keys than the first one: ``same`` refuses it; ``fill`` takes 0 for a missing
         key and leaves a new one out.

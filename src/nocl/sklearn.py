@@ -41,7 +41,7 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``rda``, ``slda``, ``ncm``, ``fecam``, ``ranpac``, ``acil``, ``dsr``, or your own as ``module:Class``.
     params
         The method's own parameters, such as ``{"prior": 1.0}``; also as ``method__prior`` in ``set_params`` and
-        searches. ``power`` is 1 unless set: the methods' usual 0.5 or 0.75 is for features that are never negative.
+        searches. ``power`` is 1 unless set: the methods' usual 0.5 is for features that are never negative.
     temperature
         Divides the scores before the softmax of ``predict_proba``, above 0; None for the method's usual value. No value
         is fitted to your data: wrap the classifier in ``CalibratedClassifierCV`` where probabilities matter.

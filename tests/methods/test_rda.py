@@ -79,7 +79,8 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         predictive = covariance + turn @ torch.diag(variance) @ turn.T
         off = query - mean
         distance = (off @ torch.linalg.inv(predictive) * off).sum(1)
-        scores.append(-(10 + d) * torch.log1p(distance / 10) - torch.log1p(variance).sum())
+        pays = missing + (1 - missing) / n
+        scores.append(-(10 + d) * torch.log1p(distance / 10) - pays * torch.log1p(variance).sum())
     anywhere = shared + added + whole @ axes @ torch.diag(e) @ (whole @ axes).T
     distance = ((query - centre) @ torch.linalg.inv(anywhere) * (query - centre)).sum(1)
     return torch.stack(scores, 1) + 0.9 * (10 + d) * torch.log1p(distance / 10)[:, None]

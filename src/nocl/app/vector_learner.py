@@ -35,7 +35,7 @@ _SET_HERE = (
 class VectorLearner:
     """A learner on vectors of ``dim`` values. ``params`` are the method's own; ``power`` is 1 unless given.
 
-    The methods' usual power of 0.5 or 0.75 is made for features that are never negative; embeddings in general may be.
+    The methods' usual power of 0.5 is made for features that are never negative, which embeddings in general are not.
     """
 
     def __init__(

@@ -5,13 +5,15 @@ shrunk towards the one all classes share, its mean is known as well as its image
 that explains it best. All of it follows from counts, means and scatter matrices, so it is exact in one pass, needs no
 second look, no image and no gradient, and does not depend on the order of images, classes or batches.
 
-    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.75
+    z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.5
     S_c = scatter of class c / (n_c - 1),   S = sum of all scatters / (N - K)       the shared covariance
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    score of c = - (nu + d) log(1 + D_c / nu) - L_c - (caution - 1) X_c / n_c       rule.py, which adds what is the
-    X_c = what L_c exceeds the mean of all classes by                               same for all classes
+    score of c = - (nu + d) log(1 + D_c / nu) - (r + (1 - r) / n_c) L_c - (caution - 1) X_c / n_c        rule.py
+    r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S;   X_c = what L_c exceeds the mean of all classes by
+
+rule.py adds to the scores what is the same for all classes.
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
 how far apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
@@ -20,16 +22,20 @@ it neither takes the images of others nor is never chosen. For many images V_c g
 **Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
-``caution`` is the one setting for what the old classes may lose for a new one: with 1 every class is judged by the
-density of its predictive distribution; more guards classes of many images against those of one, less favours the new.
-Where all classes have few images there is nobody to guard, so it counts what L_c exceeds the others' by. The default is
-the least with which old classes of the base session lost at most 1.5 points to a first picture.
+L_c is the logarithm of the volume that a class takes. While S is unknown it counts whole: the score is the density of
+the class. After a base session (r near 0) it counts by 1 / n_c, because the classes that trained the network lie further
+apart than new ones do: expected as far out as they are, a class of 2 to 20 images would hardly ever be chosen.
+
+``caution`` is the one setting for what the old classes may lose for a new one: with 1 a class of one image is judged by
+its density; more guards classes of many images against those of one, less favours the new. Where all classes have few
+images there is nobody to guard, so it counts what L_c exceeds the others' by. The default is the least with which old
+classes of the base session lost at most 1.5 points to a first picture.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: in the
-directions that look narrow it is too narrow. A share 1 / (1 + ((N - K) / d)^1.5) of it is therefore replaced by
-tr(S)/d I: nearly all of it with a handful of images, a tenth with 4 d, a thousandth after a base session. What images
-vary by around their means is another matter: it is known in any direction from a dozen images on, so the noise of means
-is taken from S as it is. Before any class has two images, its level is guessed from the distances between the classes.
+directions that look narrow it is too narrow. The share r of it is therefore replaced by tr(S)/d I: nearly all of it
+with a handful of images, a tenth with 4 d, a thousandth after a base session. What images vary by around their means is
+another matter: it is known in any direction from a dozen images on, so the noise of means is taken from S as it is.
+Before any class has two images, its level is guessed from the distances between the classes.
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
@@ -144,11 +150,11 @@ class RDA(FrozenLearner):
         self,
         *,
         stages: Sequence[int] | Literal["auto"] | None = "auto",
-        power: Annotated[float, Range(0, 2)] = 0.75,
-        prior: Positive = 2.0,
-        ridge: NonNegative = 0.0001,
-        degrees: Positive = 10.0,
-        caution: NonNegative = 2.0,
+        power: Annotated[float, Range(0, 2)] = 0.5,
+        prior: Positive = 3.0,
+        ridge: NonNegative = 0.001,
+        degrees: Positive = 100.0,
+        caution: NonNegative = 1.5,
         storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
