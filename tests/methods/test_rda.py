@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import json
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def prior_of_means(n: Tensor, averages: Tensor, within: Tensor) -> tuple[Tensor,
     return centre, (1 - shrinkage) * left.clamp_min(0) + shrinkage * left.mean(), w, axes
 
 
-def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, power: float = 0.75) -> Tensor:
+def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, power: float = 0.5) -> Tensor:
     """Scores as the module docstring writes them, one class at a time, in float64."""
     z, query = (z.double() + 1e-6) ** power, (query.double() + 1e-6) ** power
     classes, d = list(dict.fromkeys(y.tolist())), z.shape[1]
@@ -66,6 +67,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     back = torch.linalg.inv(whole)
     middle, e, w, axes = prior_of_means(counts[known], straight[known], back @ measured @ back.T)
     centre, away = whole @ middle, straight - middle
+    volumes = torch.stack([torch.log1p(1 / (1 / e + n / w)).sum() for n in counts.tolist()])
     scores = []
     for i, n in enumerate(counts.tolist()):
         own = z[y == classes[i]]
@@ -79,11 +81,13 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         predictive = covariance + turn @ torch.diag(variance) @ turn.T
         off = query - mean
         distance = (off @ torch.linalg.inv(predictive) * off).sum(1)
-        pays = missing + (1 - missing) / n
-        scores.append(-(10 + d) * torch.log1p(distance / 10) - pays * torch.log1p(variance).sum())
+        alone = (volumes[i] - volumes.mean()).clamp_min(0) / volumes[i]
+        whole_part = 1 - (1 - missing) * (1 - alone**3)
+        pays = whole_part + (1 - whole_part) / (2 * n)
+        scores.append(-(100 + d) * torch.log1p(distance / 100) - pays * volumes[i])
     anywhere = shared + added + whole @ axes @ torch.diag(e) @ (whole @ axes).T
     distance = ((query - centre) @ torch.linalg.inv(anywhere) * (query - centre)).sum(1)
-    return torch.stack(scores, 1) + 0.9 * (10 + d) * torch.log1p(distance / 10)[:, None]
+    return torch.stack(scores, 1) + 0.9 * (100 + d) * torch.log1p(distance / 100)[:, None]
 
 
 @pytest.mark.parametrize("many", [60, 600])  # the shared covariance is known in part, and wholly
@@ -203,21 +207,40 @@ def test_an_image_unlike_every_class_scores_below_one_that_is_only_far_out() -> 
     assert float(learner.score(beyond).max()) > float(learner.score(across).max()) + 2
 
 
-def test_caution_takes_what_a_volume_exceeds_the_others_by_whole_for_one_image_and_else_by_1_over_n() -> None:
+def test_what_classes_pay_for_uncertain_means_by_hand() -> None:
+    """Nothing is known of S with 4 images; with 60,000 of two classes all of it, and then it matters who is new."""
+    few = taught(rda(shortlist=None), *gaussians([2, 2, 2]))
+    density, guard = few._pays(few._current().means)
+    unknown = 1 / (1 + (3 / few.feature_dim) ** 1.5)
+    volume = few._current().means.log_volume  # equal: no class is alone
+    torch.testing.assert_close(density, (unknown + (1 - unknown) / 4) * volume, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(guard, torch.zeros_like(guard), rtol=0, atol=1e-9)
+    learner = rda(shortlist=None)
+    learner.meet(range(3))
+    learner.stats.count[:] = torch.tensor([500_000, 500_000, 3])
+    means = learner._current().means
+    means.variance = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64).expand(3, learner.feature_dim)
+    density, guard = learner._pays(means)
+    volume = learner.feature_dim * math.log(2)  # of the third class; the mean of all is a third of it: alone by 2/3
+    whole = (2 / 3) ** 3
+    assert density.tolist() == pytest.approx([0, 0, (whole + (1 - whole) / 6) * volume], rel=1e-3)
+    assert guard.tolist() == pytest.approx([0, 0, whole * 2 / 3 * volume / 3], rel=1e-3)
+
+
+def test_caution_adds_the_guard_and_a_class_without_images_is_not_one_of_the_others() -> None:
     plain, cautious = rda(caution=1.0, shortlist=None), rda(caution=3.0, shortlist=None)
     generator_ = torch.Generator().manual_seed(0)
     z = torch.rand(64, plain.feature_dim, generator=generator_)
     y = torch.tensor([0] * 30 + [1] * 30 + [2] * 3 + [3])
     for learner in (plain, cautious):
         learner.learn(z, y)
-        learner.meet([9])  # no image yet: it is not one of the others
-    volume = plain._current().means.log_volume[:4]
-    above = volume - volume.mean()
-    assert (above[:2] < 0).all()
-    assert (above[2:] > 0).all()
+    before = plain._pays(plain._current().means)[1]
+    assert (before[:2] == 0).all()
+    assert (before[2:] > 0).all()
+    for learner in (plain, cautious):
+        learner.meet([9])
     taken = (plain.score(z[:4]) - cautious.score(z[:4]))[:, :4]
-    expected = torch.stack([torch.zeros(()), torch.zeros(()), 2 * above[2] / 3, 2 * above[3]])
-    torch.testing.assert_close(taken.double(), expected.double().expand(4, -1), atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(taken.double(), 2 * before.expand(4, -1), atol=1e-3, rtol=1e-4)
 
 
 def one_more_class(images: int, classes: int, learned: int, seed: int) -> tuple[float, float, float]:

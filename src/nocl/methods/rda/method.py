@@ -10,8 +10,9 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    score of c = - (nu + d) log(1 + D_c / nu) - (r + (1 - r) / n_c) L_c - (caution - 1) X_c / n_c        rule.py
-    r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S;   X_c = what L_c exceeds the mean of all classes by
+    score of c = - (nu + d) log(1 + D_c / nu) - (q_c + (1 - q_c) / (2 n_c)) L_c - (caution - 1) q_c X_c / n_c
+    q_c = 1 - (1 - r) (1 - (X_c / L_c)^3),   X_c = what L_c exceeds its mean over all classes by
+    r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S
 
 rule.py adds to the scores what is the same for all classes.
 
@@ -22,9 +23,10 @@ it neither takes the images of others nor is never chosen. For many images V_c g
 **Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
-L_c is the logarithm of the volume that a class takes. While S is unknown it counts whole: the score is the density of
-the class. After a base session (r near 0) it counts by 1 / n_c, because the classes that trained the network lie further
-apart than new ones do: expected as far out as they are, a class of 2 to 20 images would hardly ever be chosen.
+L_c is the logarithm of the volume that a class takes. It counts whole (q_c = 1: the score is the density of the class)
+while S is unknown, and for a class that is alone in being new. After a base session with many new classes it counts by
+1 / (2 n_c): the classes that trained the network lie further apart than new ones do, and expected as far out as they
+are, classes of 1 to 20 images would hardly ever be chosen.
 
 ``caution`` is the one setting for what the old classes may lose for a new one: with 1 a class of one image is judged by
 its density; more guards classes of many images against those of one, less favours the new. Where all classes have few
@@ -91,6 +93,7 @@ _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the
 _WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _HALF_KNOWN = 1  # images a feature value with which half of the shared covariance is taken; benchmarks/few_classes.py
+_TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
 _TEMPERATURE, _BY_LENGTH, _BY_DIM = 22.93, 0.1727, -0.03098  # a line through 48 models, see benchmarks/temperature.py
 _SINGLE = 2.037  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
@@ -353,6 +356,13 @@ class RDA(FrozenLearner):
         free = self.stats.count.sum() - (self.stats.count > 0).sum()  # N - K
         return 1 / (1 + (free / (_HALF_KNOWN * self.feature_dim)) ** 1.5)
 
+    def _pays(self, means: ClassMeans) -> tuple[Tensor, Tensor]:
+        """What each class pays for its uncertain mean, and what a caution of 1 more adds to it, float64 [K]."""
+        n, volume = self.stats.count.clamp_min(1), means.log_volume
+        alone = means.excess / volume.clamp_min(_TINY)
+        whole = 1 - (1 - self._unknown()) * (1 - alone**3)  # q
+        return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * means.excess / n
+
     def _noise(self, root: Tensor) -> Tensor:
         """The covariance of an image around its class where the one used is I: not quite I, float64 [d, d]."""
         free = self.stats.count.sum() - (self.stats.count > 0).sum()
@@ -381,8 +391,8 @@ class RDA(FrozenLearner):
             kind = torch.where(self.shapes.row < 0, LOW, kind)
         else:
             means = ClassMeans(self.stats.count, self.stats.mean, root, self._noise(root))
-        n, unknown = self.stats.count.clamp_min(1), self._unknown()
-        offset = (unknown + (1 - unknown) / n) * means.log_volume + (self.caution - 1) * means.excess / n
+        density, guard = self._pays(means)
+        offset = density + (self.caution - 1) * guard
         sketched = None
         if self.has_sketches:
             sketched = SketchedInverses(self.sketches, self._shares(), self._weights(), means.turn, means.variance)
