@@ -2,8 +2,8 @@
 
 import copy
 import itertools
-import math
 import json
+import math
 from pathlib import Path
 
 import pytest

@@ -68,12 +68,6 @@ class ClassMeans:
         """L, by how much a class of uncertain mean is larger than a known one: sum of log(1 + V), float64 [K]."""
         return torch.log1p(self.variance).sum(1)
 
-    @property
-    def excess(self) -> Tensor:
-        """X, by how much L is above its mean over the classes that have images, or 0, float64 [K]."""
-        volume = self.log_volume
-        return (volume - volume[self.met].mean()).clamp_min(0) if bool(self.met.any()) else volume
-
     @classmethod
     def certain(cls, mean: Tensor) -> "ClassMeans":
         """The averages as they are, where nobody knows how noisy they are."""

@@ -10,8 +10,9 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    score of c = - (nu + d) log(1 + D_c / nu) - (q_c + (1 - q_c) / (2 n_c)) L_c - (caution - 1) q_c X_c / n_c
-    q_c = 1 - (1 - r) (1 - (X_c / L_c)^3),   X_c = what L_c exceeds its mean over all classes by
+    score of c = - (nu + d) log(1 + D_c / nu) - (q_c + (1 - q_c) / (2 n_c)) L_c - (caution - 1) q_c Y_c
+    q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
+    X_c, Y_c = what L_c and L_c / n_c exceed their means over all classes by
     r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S
 
 rule.py adds to the scores what is the same for all classes.
@@ -29,9 +30,9 @@ while S is unknown, and for a class that is alone in being new. After a base ses
 are, classes of 1 to 20 images would hardly ever be chosen.
 
 ``caution`` is the one setting for what the old classes may lose for a new one: with 1 a class of one image is judged by
-its density; more guards classes of many images against those of one, less favours the new. Where all classes have few
-images there is nobody to guard, so it counts what L_c exceeds the others' by. The default is the least with which old
-classes of the base session lost at most 1.5 points to a first picture.
+its density; more guards classes of many images against those of one, less favours the new. Where all classes have
+equally few images there is nobody to guard, so it counts what L_c / n_c exceeds the others' by. The default is the least
+with which old classes of the base session lost at most 1.5 points to a first picture.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: in the
 directions that look narrow it is too narrow. The share r of it is therefore replaced by tr(S)/d I: nearly all of it
@@ -157,7 +158,7 @@ class RDA(FrozenLearner):
         prior: Positive = 3.0,
         ridge: NonNegative = 0.001,
         degrees: Positive = 100.0,
-        caution: NonNegative = 1.5,
+        caution: NonNegative = 1.75,
         storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
@@ -359,9 +360,9 @@ class RDA(FrozenLearner):
     def _pays(self, means: ClassMeans) -> tuple[Tensor, Tensor]:
         """What each class pays for its uncertain mean, and what a caution of 1 more adds to it, float64 [K]."""
         n, volume = self.stats.count.clamp_min(1), means.log_volume
-        alone = means.excess / volume.clamp_min(_TINY)
+        alone = _above_mean(volume, means.met) / volume.clamp_min(_TINY)
         whole = 1 - (1 - self._unknown()) * (1 - alone**3)  # q
-        return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * means.excess / n
+        return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * _above_mean(volume / n, means.met)
 
     def _noise(self, root: Tensor) -> Tensor:
         """The covariance of an image around its class where the one used is I: not quite I, float64 [d, d]."""
@@ -397,3 +398,8 @@ class RDA(FrozenLearner):
         if self.has_sketches:
             sketched = SketchedInverses(self.sketches, self._shares(), self._weights(), means.turn, means.variance)
         return Rule(means, self.stats.count, offset, self.degrees, kind, self.class_covariances, low, sketched)
+
+
+def _above_mean(values: Tensor, met: Tensor) -> Tensor:
+    """By how much each value [K] is above the mean of those of the classes ``met``, or 0."""
+    return (values - values[met].mean()).clamp_min(0) if bool(met.any()) else values
