@@ -31,8 +31,8 @@ are, classes of 1 to 20 images would hardly ever be chosen.
 
 ``caution`` is the one setting for what the old classes may lose for a new one: with 1 a class of one image is judged by
 its density; more guards classes of many images against those of one, less favours the new. Where all classes have
-equally few images there is nobody to guard, so it counts what L_c / n_c exceeds the others' by. The default is the least
-with which old classes of the base session lost at most 1.5 points to a first picture.
+equally few images there is nobody to guard, so it counts what L_c / n_c exceeds the others' by. The default is the
+least with which old classes of the base session lost at most 1 point to a first picture.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: in the
 directions that look narrow it is too narrow. The share r of it is therefore replaced by tr(S)/d I: nearly all of it
@@ -95,8 +95,8 @@ _WITHIN = 2 / 3  # of the variance of single images of different classes, what i
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _HALF_KNOWN = 1  # images a feature value with which half of the shared covariance is taken; benchmarks/few_classes.py
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 22.93, 0.1727, -0.03098  # a line through 48 models, see benchmarks/temperature.py
-_SINGLE = 2.037  # times that while every class has one image
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 11.19, 0.2386, 0.007965  # a line through 48 models, see benchmarks/temperature.py
+_SINGLE = 2.243  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as thirteen images a class
@@ -158,7 +158,7 @@ class RDA(FrozenLearner):
         prior: Positive = 3.0,
         ridge: NonNegative = 0.001,
         degrees: Positive = 100.0,
-        caution: NonNegative = 1.75,
+        caution: NonNegative = 2.0,
         storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
