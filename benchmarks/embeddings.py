@@ -232,13 +232,14 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a classifier may learn, and may answer")
     parser.add_argument("--kinds", nargs="+", default=sorted({contender.kind for contender in CONTENDERS}))
     parser.add_argument("--cache", type=Path, default=Path("runs/cache"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)
     split = vectors_of(args.backbone, load("cifar100", root=args.data), args.train, args.test, args.cache)
     about = {"backbone": args.backbone, "train": args.train, "test": args.test, "dim": split.x.shape[1], "seed": 0}
     about |= {"engine": ENGINE}
-    path = RESULTS / f"embeddings-{args.backbone.replace('@', '-')}.json"
+    path = args.out / f"embeddings-{args.backbone.replace('@', '-')}.json"
     found = known(path, about)
     for contender in CONTENDERS:
         if contender.key not in found and contender.kind in args.kinds:
