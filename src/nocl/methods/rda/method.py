@@ -99,7 +99,7 @@ _TEMPERATURE, _BY_LENGTH, _BY_DIM = 11.19, 0.2386, 0.007965  # a line through 48
 _SINGLE = 2.243  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
-    "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as thirteen images a class
+    "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fourteen images a class
 }
 
 
