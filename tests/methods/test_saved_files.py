@@ -53,6 +53,20 @@ def test_what_was_fitted_to_other_scores_is_not_believed(tmp_path: Path, monkeyp
         later.predict(images(), reject=True)
 
 
+@pytest.mark.parametrize(("saved", "loaded"), [(1.2, 2.0), (0.7, 0.7)])
+def test_a_default_that_meant_something_else_becomes_the_present_one(
+    saved: float, loaded: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(RDA, "scoring", 2)
+        fitted(tuple(COLOURS), method="rda", params={"caution": saved}).save(tmp_path / "then.nocl")
+    model = Classifier.load(tmp_path / "then.nocl")
+    assert model.params is not None
+    assert model.params["caution"] == loaded
+    model.save(tmp_path / "now.nocl")
+    assert Classifier.load(tmp_path / "now.nocl").params == model.params
+
+
 def test_retired_parameters_are_dropped_at_their_default() -> None:
     assert type(remake("dsr", {**OLD, "rho": 0.5, "proto_update": "none", "stages": None})) is DSR
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nocl.app import backbones
 from nocl.learner import Learner
-from nocl.methods import name_of, remake
+from nocl.methods import METHODS, name_of, remake
 from nocl.methods._meaning import check_meaning
 from nocl.methods._saving import check_trust, check_types, only_trusted
 from nocl.nets import BACKBONES, split_side, state_digest
@@ -69,7 +69,7 @@ def read(path: Path, *, trust: bool = False, device: str = "cpu") -> tuple[Learn
     method, params = _method(path, header, trust)
     try:
         with NoLargerThan(tensors), only_trusted(trust):
-            learner = remake(method, params)
+            learner = remake(method, _renewed(method, params, header))
         tensors = _with_network(
             path, header, learner, tensors
         )  # the installed network is not limited by the file's size
@@ -137,6 +137,14 @@ def check_name(name: object) -> str:
     if name != name.strip() or not name.isprintable():
         raise ValueError(f"class name {name!r} has spaces at an end or characters that cannot be shown")
     return name
+
+
+def _renewed(method: str, params: dict[str, JSON], header: Header) -> dict[str, JSON]:
+    """Without the defaults of a time when they meant something else: today's take their place."""
+    cls = METHODS.get(method)
+    if cls is None or header.get("scoring", 1) == cls.scoring:
+        return params
+    return {name: value for name, value in params.items() if value not in cls.former.get(name, ())}
 
 
 def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSON]]:

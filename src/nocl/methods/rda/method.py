@@ -138,6 +138,7 @@ class RDA(FrozenLearner):
     """
 
     scoring: ClassVar[int] = 3  # 1: without a posterior of means; 2: L_c by 1 / n_c
+    former: ClassVar[Mapping[str, tuple[JSON, ...]]] = {"caution": (1.0, 1.2)}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
     learns_from_one_image: ClassVar[bool] = True
