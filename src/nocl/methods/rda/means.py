@@ -124,6 +124,15 @@ class _Averages:
         return off / (off + uneven) if uneven > 0 else 1.0
 
 
+def above_mean(values: Tensor, met: Tensor) -> Tensor:
+    """By how much each value [K] is above the mean of those of the classes ``met``, or 0.
+
+    >>> above_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([True, True, False]))
+    tensor([0., 2., 6.])
+    """
+    return (values - values[met].mean()).clamp_min(0) if bool(met.any()) else values
+
+
 def _along(axes: Tensor, within: Tensor, sure: Tensor) -> Tensor:
     """Variances [d] of ``within`` along these axes; over the axes that are not ``sure`` but arbitrary, their mean."""
     noise = ((within @ axes) * axes).sum(0)

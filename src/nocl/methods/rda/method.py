@@ -13,9 +13,7 @@ second look, no image and no gradient, and does not depend on the order of image
     score of c = - (nu + d) log(1 + D_c / nu) - (q_c + (1 - q_c) / (2 n_c)) L_c - (caution - 1) q_c Y_c
     q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
     X_c, Y_c = what L_c and L_c / n_c exceed their means over all classes by
-    r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S
-
-rule.py adds to the scores what is the same for all classes.
+    r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
 how far apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
@@ -78,7 +76,7 @@ from torch import Tensor, nn
 
 from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
-from nocl.methods.rda.means import ClassMeans
+from nocl.methods.rda.means import ClassMeans, above_mean
 from nocl.methods.rda.rule import DENSE, LOW, NORMAL, SKETCHED, Portable, Rule
 from nocl.methods.rda.sketches import ClassSketches, SketchedInverses, rows_for
 from nocl.nets import StoredFeatures
@@ -361,9 +359,9 @@ class RDA(FrozenLearner):
     def _pays(self, means: ClassMeans) -> tuple[Tensor, Tensor]:
         """What each class pays for its uncertain mean, and what a caution of 1 more adds to it, float64 [K]."""
         n, volume = self.stats.count.clamp_min(1), means.log_volume
-        alone = _above_mean(volume, means.met) / volume.clamp_min(_TINY)
+        alone = above_mean(volume, means.met) / volume.clamp_min(_TINY)
         whole = 1 - (1 - self._unknown()) * (1 - alone**3)  # q
-        return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * _above_mean(volume / n, means.met)
+        return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * above_mean(volume / n, means.met)
 
     def _noise(self, root: Tensor) -> Tensor:
         """The covariance of an image around its class where the one used is I: not quite I, float64 [d, d]."""
@@ -399,8 +397,3 @@ class RDA(FrozenLearner):
         if self.has_sketches:
             sketched = SketchedInverses(self.sketches, self._shares(), self._weights(), means.turn, means.variance)
         return Rule(means, self.stats.count, offset, self.degrees, kind, self.class_covariances, low, sketched)
-
-
-def _above_mean(values: Tensor, met: Tensor) -> Tensor:
-    """By how much each value [K] is above the mean of those of the classes ``met``, or 0."""
-    return (values - values[met].mean()).clamp_min(0) if bool(met.any()) else values
