@@ -1,9 +1,9 @@
 """Each class's covariance in few bytes: a packed triangle in float32, or a low rank beside a common matrix.
 
 Scatter is the sum of squared deviations from the class mean, as in ``ClassStats``. An update adds
-the outer products of a whole batch at once. Deviations and products are float64 and are rounded only when added to
-the stored triangle, by one part in ten million at each update; that happens whether the learner is saved or not, so a
-saved one goes on with the same bits. Legend: K classes, d feature values, C classes of one batch, r the rank.
+the outer products of a whole batch at once. Deviations are float64; their products are rounded as the stored triangle
+is, by one part in ten million at each update; that happens whether the learner is saved or not, so a saved one goes on
+with the same bits. Legend: K classes, d feature values, C classes of one batch, r the rank.
 """
 
 from typing import Any
@@ -63,6 +63,7 @@ class ClassShapes(nn.Module):
         """Fold in features float64 [B, d]; call before ``stats`` is updated with them."""
         classes, rows = deviation_rows(z, columns, stats)
         self._open(classes, stats.count)
+        rows = rows.float()  # they are added to float32 anyway, and this is most of the time of learning
         self._add(classes, rows.mT @ rows)
 
     @torch.no_grad()
@@ -151,7 +152,8 @@ class ClassShapes(nn.Module):
         self.row[closed] = torch.arange(start, start + len(closed), device=self.row.device)
 
     def _add(self, classes: Tensor, scatter: Tensor) -> None:
-        self.triangle.index_add_(0, self.row[classes], scatter.float().flatten(1).index_select(1, self._upper))
+        packed = scatter.float().flatten(1).index_select(1, self._upper.int())  # half the time of int64
+        self.triangle.index_add_(0, self.row[classes], packed)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         saved = state_dict.get(prefix + "triangle")
