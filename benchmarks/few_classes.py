@@ -6,9 +6,8 @@ No base session, and no test image: training images of the base classes of order
 the networks of tune_rda.py (all 60 classes of both copies) and by EfficientNet-Lite0 (the 24 pseudo-novel ones). Cases
 have equal classes of 2 to 60 images, or unequal ones: the class of rank r in an order drawn by a seed has top / r. With
 ``half`` times d images half of the shared covariance is replaced by a round one (``_HALF_KNOWN`` in rda's module). The
-mean over all cases, each network counting as much as another, is what it is chosen by; of values within a quarter point
-of the best the one with which a first picture costs least (tune_rda.py). Nearest means stand beside. Writes
-few_classes.json.
+mean over all cases, each network counting as much as another, is what it is judged by; values within a quarter point of
+the best are taken as equal. Nearest means stand beside. Writes few_classes.json.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,9 +70,7 @@ def accuracy(learner: FrozenLearner, taught: Tensor, asked: Tensor, counts: Sequ
     return measure
 
 
-def compare(
-    make: Callable[[type[FrozenLearner]], FrozenLearner], features: Features, counts: Sequence[int]
-) -> list[float]:
+def compare(make: Make, features: Features, counts: Sequence[int]) -> list[float]:
     """Of every value of ``half``, and at the end of nearest means."""
     learner, plain = make(rda.RDA), make(NCM)
     measure, found = accuracy(learner, *features(learner), counts), []

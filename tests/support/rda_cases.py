@@ -35,3 +35,29 @@ def taught(learner: RDA, z: Tensor, y: Tensor, size: int = 10) -> RDA:
 def relative(scores: Tensor) -> Tensor:
     """Without what is the same for all classes."""
     return scores - scores.mean(1, keepdim=True)
+
+
+def prior_of_means(n: Tensor, averages: Tensor, within: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Centre, e, w and axes as the docstring of means.py writes them, with whole matrices."""
+    d, weight = averages.shape[1], torch.ones(len(n), dtype=torch.float64)
+    for last in (False, False, True):
+        k = weight.sum() ** 2 / weight.square().sum()
+        centre = (weight[:, None] * averages).sum(0) / weight.sum()
+        away = averages - centre
+        whole = k / (k - 1) * (away.T * weight) @ away / weight.sum()
+        noise = (weight / n).sum() / weight.sum()
+        level = whole.trace() / d - noise * within.trace() / d
+        if not last:
+            weight = (level / (level + within.trace() / d / n)) ** 2
+    f = k - 1
+    square = f**2 / ((f + 2) * (f - 1)) * ((whole @ whole).trace() - whole.trace() ** 2 / f)  # of the true A, unbiased
+    clean = whole.trace() - noise * within.trace()
+    rest = whole - noise * within
+    uneven = square - (whole @ whole).trace() + (rest @ rest).trace() - clean**2 / d
+    off = (square.clamp_min(whole.trace() ** 2 / d) + whole.trace() ** 2) / f
+    shrinkage = off / (off + uneven.clamp_min(0))
+    values, axes = torch.linalg.eigh(whole)
+    w, differ = (axes.T @ within @ axes).diagonal().clone(), values > 1e-9 * values.max()
+    w[~differ] = w[~differ].mean()
+    left = values - noise * w
+    return centre, (1 - shrinkage) * left.clamp_min(0) + shrinkage * left.mean(), w, axes

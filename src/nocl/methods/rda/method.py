@@ -32,11 +32,10 @@ its density; more guards classes of many images against those of one, less favou
 equally few images there is nobody to guard, so it counts what L_c / n_c exceeds the others' by. The default is the
 least with which old classes of the base session lost at most 1 point to a first picture.
 
-S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: in the
-directions that look narrow it is too narrow. The share r of it is therefore replaced by tr(S)/d I: nearly all of it
-with a handful of images, a tenth with 4 d, a thousandth after a base session. What images vary by around their means is
-another matter: it is known in any direction from a dozen images on, so the noise of means is taken from S as it is.
-Before any class has two images, its level is guessed from the distances between the classes.
+S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
+narrow where it looks narrow. The share r of it is therefore replaced by tr(S)/d I: nearly all with a handful of images,
+a tenth with 4 d, two thousandths after a base session. How noisy means are is another matter, known in any direction
+from a dozen images on, and is taken from S as it is. Before any class has two images, its level is guessed.
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
@@ -120,7 +119,7 @@ class RDA(FrozenLearner):
         Degrees of freedom of Student's t, above 0: how heavy the tails are (a million: a Gaussian).
     caution
         What the old classes may lose for a new one of few images, 0 or more: the more, the less they lose and the less
-        often the new class is recognised. 1 judges every class by its density.
+        often the new class is recognised. 1 adds no guard to what a class pays for its uncertain mean.
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``sketch``, ``shared`` or ``mean`` (see
         above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, where a covariance is megabytes a
@@ -345,16 +344,18 @@ class RDA(FrozenLearner):
         if self.storage == "mean":
             return eye, torch.zeros_like(eye)
         shared = self.stats.shared_covariance(unbiased=True)
-        free = self.stats.count.sum() - (self.stats.count > 0).sum()  # N - K
+        free, missing = self._free(), self._unknown()
         level = shared.trace() / self.feature_dim
-        missing = self._unknown()
         guess = (free * level + self._guessed_level()) / (free + 1)
         return (1 - missing) * shared + missing * guess * eye, (self.ridge * guess).clamp_min(_TINY) * eye
 
     def _unknown(self) -> Tensor:
         """The share of the shared covariance that is not known yet, 0 to 1."""
-        free = self.stats.count.sum() - (self.stats.count > 0).sum()  # N - K
-        return 1 / (1 + (free / (_HALF_KNOWN * self.feature_dim)) ** 1.5)
+        return 1 / (1 + (self._free() / (_HALF_KNOWN * self.feature_dim)) ** 1.5)
+
+    def _free(self) -> Tensor:
+        """N - K, the images beyond the first of each class."""
+        return self.stats.count.sum() - (self.stats.count > 0).sum()
 
     def _pays(self, means: ClassMeans) -> tuple[Tensor, Tensor]:
         """What each class pays for its uncertain mean, and what a caution of 1 more adds to it, float64 [K]."""
@@ -365,7 +366,7 @@ class RDA(FrozenLearner):
 
     def _noise(self, root: Tensor) -> Tensor:
         """The covariance of an image around its class where the one used is I: not quite I, float64 [d, d]."""
-        free = self.stats.count.sum() - (self.stats.count > 0).sum()
+        free = self._free()
         shared = free * self.stats.shared_covariance(unbiased=True)
         shared.diagonal().add_(self._guessed_level())
         return root @ (shared / (free + 1)) @ root.T
