@@ -41,10 +41,11 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     middle, e, w, axes = prior_of_means(counts[known], straight[known], back @ measured @ back.T)
     centre, away = whole @ middle, straight - middle
     volumes = torch.stack([torch.log1p(1 / (1 / e + n / w)).sum() for n in counts.tolist()])
+    weights = (counts - 1) / (counts - 1 + prior * d)
     scores = []
     for i, n in enumerate(counts.tolist()):
         own = z[y == classes[i]]
-        share = prior * d / (n - 1 + prior * d)
+        share = float(1 - weights[i] + missing * (weights[i] - weights.mean()).clamp_min(0))
         covariance = shared + added
         if 1 - share >= 0.01:
             covariance = share * shared + added + (1 - share) * torch.cov(own.T)
@@ -72,6 +73,37 @@ def test_scores_equal_the_formula_for_classes_of_one_to_many_images(many: int) -
         torch.testing.assert_close(
             learner.score(query).double(), by_formula(z, y, query, prior, ridge), rtol=2e-3, atol=1e-2
         )
+
+
+def test_while_little_is_known_no_class_has_more_of_its_own_shape_than_all_on_average() -> None:
+    """Otherwise it would be wider than the others and take their images."""
+    few = taught(rda(prior=0.1, shortlist=None), *gaussians([3, 3, 3, 30]))
+    unknown = 1 / (1 + (35 / D) ** 1.5)
+    small, large = 2 / (2 + 0.1 * D), 29 / (29 + 0.1 * D)
+    above = large - (3 * small + large) / 4
+    many = few.stats.count == 30
+    expected = torch.where(many, 1 - large + unknown * above, torch.tensor(1 - small)).double()
+    torch.testing.assert_close(few._shares(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(few._weights(), (1 - expected) / (few.stats.count - 1), rtol=1e-5, atol=1e-7)
+
+
+def test_a_class_of_thirty_images_leaves_their_own_to_classes_of_three() -> None:
+    """Images vary most in a few directions, as features do: thirty show them, and three do not."""
+    draw, d = generator(0, "kitchen"), 440
+    spread = torch.arange(1.0, d + 1) ** -0.7
+    spread /= spread.square().mean().sqrt()
+    means = 0.6 * spread.sqrt() * torch.randn(4, d, generator=draw) + 30
+    images = means[:, None] + spread * torch.randn(4, 80, d, generator=draw)
+    learner = RDA(backbone=f"features:{d}", power=1.0)
+    learner.learn(images[:3, :3].flatten(0, 1), torch.arange(3).repeat_interleave(3))
+    asked, right = images[:3, 30:].flatten(0, 1), torch.arange(3).repeat_interleave(50)
+    before = float((learner.score(asked).argmax(1) == right).double().mean())
+    learner.learn(images[3, :30], torch.full((30,), 3))
+    after = float((learner.score(asked).argmax(1) == right).double().mean())
+    new = float((learner.score(images[3, 30:]).argmax(1) == 3).double().mean())
+    assert before > 0.5
+    assert after >= before
+    assert new > 0.9
 
 
 def test_many_images_leave_nothing_of_prior_and_caution() -> None:

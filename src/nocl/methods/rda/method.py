@@ -7,18 +7,17 @@ second look, no image and no gradient, and does not depend on the order of image
 
     z = g(stages of theta1(x)),  g(u) = u^power                                    Tukey's ladder, power 0.5
     S_c = scatter of class c / (n_c - 1),   S = sum of all scatters / (N - K)       the shared covariance
-    Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = prior d / (n_c - 1 + prior d)
+    Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
     score of c = - (nu + d) log(1 + D_c / nu) - (q_c + (1 - q_c) / (2 n_c)) L_c - (caution - 1) q_c Y_c
     q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
-    X_c, Y_c = what L_c and L_c / n_c exceed their means over all classes by
+    B_c, X_c, Y_c = what b_c, L_c and L_c / n_c exceed their means over all classes by
     r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
 how far apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
 it neither takes the images of others nor is never chosen. For many images V_c goes to 1 / n_c, L_c to 0.
-
 **Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
@@ -38,9 +37,10 @@ a tenth with 4 d, two thousandths after a base session. How noisy means are is a
 from a dozen images on, and is taken from S as it is. Before any class has two images, its level is guessed.
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
-the shared shape, and the more images the more its own. (Sigma_c without the ridge is the mean of an inverse-Wishart
-posterior. The number goes with d, because the images needed to know a covariance do.) Below a weight of 1 % the own
-shape is left out: classes of few images then cost one matrix product together.
+the shared shape, and the more images the more its own. (Sigma_c without ridge and r is the mean of an inverse-Wishart
+posterior. The number goes with d, because the images needed to know a covariance do.) Beside a round S its own shape
+widens a class, which took a third of their images from classes of three when another had thirty: while S is unknown
+none has more of it than all on average. Below a weight of 1 % it is left out: these cost one matrix product together.
 
 ``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that the base classes did not
 need and novel ones may. The mean over positions says how much of something there is, the spread how it is distributed.
@@ -83,7 +83,7 @@ from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive, Rang
 from nocl.plumbing.types import JSON
 from nocl.pretrain import Recipe
 from nocl.stats import linalg
-from nocl.stats.class_stats import ClassStats, check_features, shrink_covariances, tukey
+from nocl.stats.class_stats import ClassStats, check_features, tukey
 
 _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
@@ -321,22 +321,22 @@ class RDA(FrozenLearner):
     def class_covariances(self, columns: Tensor) -> Tensor:
         """Sigma_c of these classes, float64 [C, d, d]."""
         shared, ridge = self._within()
-        if self.has_sketches:
-            share, weight = (each[columns, None, None] for each in (self._shares(), self._weights()))
-            return share * (shared + ridge) + weight * self.sketches.scatter(columns)
-        if not self.has_shapes:
+        if not self.has_shapes and not self.has_sketches:
             return (shared + ridge).expand(len(columns), -1, -1)
-        own = self.shapes.scatter(columns, self.stats.count)
-        return shrink_covariances(own, self.stats.count[columns], shared, self.prior * self.feature_dim) + ridge
+        share, weight = (each[columns, None, None] for each in (self._shares(), self._weights()))
+        if self.has_sketches:
+            return share * (shared + ridge) + weight * self.sketches.scatter(columns)
+        return share * shared + weight * self.shapes.scatter(columns, self.stats.count) + ridge
 
     def _shares(self) -> Tensor:
         """l_c, the weight of the shared covariance, float64 [K]."""
-        prior = self.prior * self.feature_dim
-        return prior / ((self.stats.count - 1).clamp_min(0).double() + prior)
+        beyond_first = (self.stats.count - 1).clamp_min(0).double()
+        own = beyond_first / (beyond_first + self.prior * self.feature_dim)
+        return 1 - own + self._unknown() * above_mean(own, self.stats.count > 0)
 
     def _weights(self) -> Tensor:
         """(1 - l_c) / (n_c - 1), the weight of a class's own scatter, float64 [K]."""
-        return 1 / ((self.stats.count - 1).clamp_min(0).double() + self.prior * self.feature_dim)
+        return (1 - self._shares()) / (self.stats.count - 1).clamp_min(1)
 
     def _within(self) -> tuple[Tensor, Tensor]:
         """S and the ridge matrix, each float64 [d, d]."""
