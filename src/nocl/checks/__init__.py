@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nocl.checks.everywhere import changed, checksum, prints
+from nocl.checks.everywhere import changed, checksum, place, prints
 from nocl.checks.first_image import the_first_image_spoils_nothing
 from nocl.checks.hoarding import find_image, image_shaped, reachable
 from nocl.checks.leaving import leaving
@@ -223,7 +223,9 @@ def no_image_is_kept(cls: type[Learner], params: dict[str, JSON]) -> None:
     own = {tensor.untyped_storage().data_ptr() for tensor in (images, *(x for x, _ in batches))}
     elsewhere, known = list(changed(before, own)), set(before.values())  # before the search makes arrays of its own
     new = [(name, values) for name, values in reachable(learner) if checksum(values) not in known]
-    where = find_image(images, new) or find_image(images, elsewhere)
+    where = find_image(images, new)
+    if where is None and (holder := find_image(images, elsewhere)) is not None:
+        where = place(holder)
     expect(where is None, f"an image that was learned lies in {where}")
     expect(not said, f"while it learned, something left the process: {', '.join(said[:3])}")
 

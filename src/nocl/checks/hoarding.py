@@ -8,7 +8,7 @@ permuted one by one or trained into weights. :mod:`nocl.checks.everywhere` adds 
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ _RUN = 16  # neighbouring pixels that must agree; shorter runs agree by chance
 _ALIKE = 0.9998  # correlation; free of scale and offset, so normalised pixels are found too
 _ROW, _ROW_ALIKE = 32, 0.97  # a longer run needs to agree less: pixels of few bits are found too
 _MOST = 4_000_000  # values of one array that are looked at
+Holder = TypeVar("Holder")
 
 
 def reachable(learner: Learner) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -35,19 +36,19 @@ def reachable(learner: Learner) -> Iterator[tuple[str, NDArray[Any]]]:
             yield from _walk(cls.__module__, vars(sys.modules[cls.__module__]), seen, 0)
 
 
-def find_image(images: Tensor, arrays: Iterable[tuple[str, NDArray[Any]]]) -> str | None:
-    """The place of one of the images uint8 [B, 3, H, W], whole or in part; None if there is none."""
+def find_image(images: Tensor, arrays: Iterable[tuple[Holder, NDArray[Any]]]) -> Holder | None:
+    """Who holds one of the images uint8 [B, 3, H, W], whole or in part; None if nobody does."""
     probes = [probe for image in images.numpy().astype(np.float32) for probe in _probes(image)]
     short, long = (_normal([probe for probe in probes if len(probe) == length]) for length in (_RUN, _ROW))
     looked_at: set[tuple[Any, ...]] = set()
-    for name, array in arrays:
+    for holder, array in arrays:
         place = (array.__array_interface__["data"][0], array.shape, array.dtype)
         if place in looked_at:  # the state and the buffers are the same memory
             continue
         looked_at.add(place)
         for values in _orders(array):
             if _has(values, short, _ALIKE) or _has(values, long, _ROW_ALIKE):
-                return name
+                return holder
     return None
 
 
