@@ -38,7 +38,9 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     known = counts > 1
     straight = torch.linalg.solve_triangular(whole, averages.T, upper=False).T
     back = torch.linalg.inv(whole)
-    middle, e, w, axes = prior_of_means(counts[known], straight[known], back @ measured @ back.T)
+    measured = back @ measured @ back.T
+    measured = (1 - missing**4) * measured + missing**4 * measured.trace() / d * eye
+    middle, e, w, axes = prior_of_means(counts[known], straight[known], measured, missing**4)
     centre, away = whole @ middle, straight - middle
     volumes = torch.stack([torch.log1p(1 / (1 / e + n / w)).sum() for n in counts.tolist()])
     weights = (counts - 1) / (counts - 1 + prior * d)

@@ -37,7 +37,9 @@ def relative(scores: Tensor) -> Tensor:
     return scores - scores.mean(1, keepdim=True)
 
 
-def prior_of_means(n: Tensor, averages: Tensor, within: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def prior_of_means(
+    n: Tensor, averages: Tensor, within: Tensor, vague: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Centre, e, w and axes as the docstring of means.py writes them, with whole matrices."""
     d, weight = averages.shape[1], torch.ones(len(n), dtype=torch.float64)
     for last in (False, False, True):
@@ -55,7 +57,7 @@ def prior_of_means(n: Tensor, averages: Tensor, within: Tensor) -> tuple[Tensor,
     rest = whole - noise * within
     uneven = square - (whole @ whole).trace() + (rest @ rest).trace() - clean**2 / d
     off = (square.clamp_min(whole.trace() ** 2 / d) + whole.trace() ** 2) / f
-    shrinkage = off / (off + uneven.clamp_min(0))
+    shrinkage = vague + (1 - vague) * off / (off + uneven.clamp_min(0))
     values, axes = torch.linalg.eigh(whole)
     w, differ = (axes.T @ within @ axes).diagonal().clone(), values > 1e-9 * values.max()
     w[~differ] = w[~differ].mean()

@@ -20,7 +20,8 @@ the rest E is (Ledoit and Wolf, "A well-conditioned estimator", 2004), both esti
     shrinkage = off / (off + uneven),   off = (tr A^2 + (tr A)^2) / (k - 1),   uneven = tr E^2 - (tr E)^2 / d
 
 Features whose classes differ in a few directions are known by these after a few classes; where they differ in all, the
-prior stays round. So it does until two classes have two images: single images do not show what is noise.
+prior stays round. So it does until two classes have two images: single images do not show what is noise. Nor do two or
+three of each class: the caller says how ``vague`` the noise still is, which share of e stays round because of it.
 Legend: K classes, d feature values.
 """
 
@@ -39,11 +40,19 @@ class ClassMeans:
 
     ``root`` is an A [d, d] with A^T A = (shared covariance)^-1. With ``rotate`` the coordinates are turned so that the
     covariance between classes is diagonal; without, they are A's own, and only its diagonal counts. ``within`` [d, d]
-    is the covariance of images around their class in A's coordinates (None: I), whose diagonal is w.
+    is the covariance of images around their class in A's coordinates (None: I), whose diagonal is w. ``vague`` is the
+    share of e that stays round, 0 to 1.
     """
 
     def __init__(
-        self, count: Tensor, mean: Tensor, root: Tensor, within: Tensor | None = None, *, rotate: bool = True
+        self,
+        count: Tensor,
+        mean: Tensor,
+        root: Tensor,
+        within: Tensor | None = None,
+        *,
+        vague: float = 0.0,
+        rotate: bool = True,
     ) -> None:
         known = count >= 2 if int((count >= 2).sum()) >= 2 else count > 0
         within = torch.eye(len(root), dtype=root.dtype, device=root.device) if within is None else within
@@ -58,7 +67,7 @@ class ClassMeans:
         else:
             values, noise = averages.rows.square().sum(0), within.diagonal()
         noise = noise.clamp_min(_LEAST_NOISE)  # w, float64 [d]
-        self.between = averages.without_noise(values, noise)  # e, float64 [d]
+        self.between = averages.without_noise(values, noise, vague)  # e, float64 [d]
         n = count[:, None].double() / noise  # n / w
         self.variance = 1 / (1 / self.between + n)  # V, float64 [K, d]
         self.mean = n * self.variance * turned  # m, float64 [K, d]
@@ -104,11 +113,11 @@ class _Averages:
         scale = share * (self.free + 1) / self.free if self.free > 0 else torch.zeros_like(share)
         self.rows = scale[:, None].sqrt() * ((averages - self.centre) @ root.T)
 
-    def without_noise(self, values: Tensor, noise: Tensor) -> Tensor:
+    def without_noise(self, values: Tensor, noise: Tensor, vague: float) -> Tensor:
         """e of the variances ``values`` [d] of A, along its axes or any others."""
         if self.free <= 0:
             return torch.full_like(values, _UNKNOWN)
-        kept, left = 1 - self._shrinkage(), values - self.noise * noise
+        kept, left = (1 - vague) * (1 - self._shrinkage()), values - self.noise * noise
         return (kept * left.clamp_min(0) + (1 - kept) * left.mean().clamp_min(0)).clamp_min(_LEAST)
 
     def _shrinkage(self) -> float:

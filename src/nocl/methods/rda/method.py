@@ -33,8 +33,8 @@ least with which old classes of the base session lost at most 1 point to a first
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
 narrow where it looks narrow. The share r of it is therefore replaced by tr(S)/d I: nearly all with a handful of images,
-a tenth with 4 d, two thousandths after a base session. How noisy means are is another matter, known in any direction
-from a dozen images on, and is taken from S as it is. Before any class has two images, its level is guessed.
+a tenth with 4 d, two thousandths after a base session. How noisy means are is another matter, known earlier and taken
+from S as it is, but for the share r^4, which is round too. Before any class has two images, its level is guessed.
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without ridge and r is the mean of an inverse-Wishart
@@ -44,9 +44,7 @@ none has more of it than all on average. Below a weight of 1 % it is left out: t
 
 ``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that the base classes did not
 need and novel ones may. The mean over positions says how much of something there is, the spread how it is distributed.
-
 ``flip`` scores each image and its mirror image and adds up: one more forward pass at test, none while learning.
-
 ``storage`` decides what is kept of each class beside count and mean: ``full``, its covariance as a packed float32
 triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (see
 ``ClassShapes``; brought to that form at the end of a session, the only use made of the boundary); ``sketch``, rows
@@ -364,12 +362,13 @@ class RDA(FrozenLearner):
         whole = 1 - (1 - self._unknown()) * (1 - alone**3)  # q
         return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * above_mean(volume / n, means.met)
 
-    def _noise(self, root: Tensor) -> Tensor:
+    def _noise(self, root: Tensor, vague: float) -> Tensor:
         """The covariance of an image around its class where the one used is I: not quite I, float64 [d, d]."""
         free = self._free()
         shared = free * self.stats.shared_covariance(unbiased=True)
         shared.diagonal().add_(self._guessed_level())
-        return root @ (shared / (free + 1)) @ root.T
+        found = root @ (shared / (free + 1)) @ root.T
+        return (1 - vague) * found + vague * found.trace() / len(root) * torch.eye(len(root)).to(found)
 
     def _guessed_level(self) -> Tensor:
         """The mean variance within classes as their means alone suggest it; counts as one image."""
@@ -385,13 +384,14 @@ class RDA(FrozenLearner):
         own = SKETCHED if self.has_sketches else DENSE
         kind = torch.where(self._shares() <= 1 - _OWN_FROM, own, NORMAL) * (self.has_shapes or self.has_sketches)
         low, closed = None, self.storage == "lowrank" and bool(self.shapes.reference.any())
+        known, vague = (self.stats.count, self.stats.mean), float(self._unknown() ** 4)
         if closed:
             basis, values = common_basis(self.shapes, root, self._within()[1])
-            means = ClassMeans(self.stats.count, self.stats.mean, basis, self._noise(basis), rotate=False)
+            means = ClassMeans(*known, basis, self._noise(basis, vague), vague=vague, rotate=False)
             low = LowRankInverses(self.shapes, self._shares(), basis, values, means.variance)
             kind = torch.where(self.shapes.row < 0, LOW, kind)
         else:
-            means = ClassMeans(self.stats.count, self.stats.mean, root, self._noise(root))
+            means = ClassMeans(*known, root, self._noise(root, vague), vague=vague)
         density, guard = self._pays(means)
         offset = density + (self.caution - 1) * guard
         sketched = None
