@@ -90,8 +90,8 @@ _WITHIN = 2 / 3  # of the variance of single images of different classes, what i
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _HALF_KNOWN = 1  # images a feature value with which half of the shared covariance is taken; benchmarks/few_classes.py
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 11.19, 0.2386, 0.007965  # a line through 48 models, see benchmarks/temperature.py
-_SINGLE = 2.243  # times that while every class has one image
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 89.71, 0.7984, -0.6531  # a line through 48 models, see benchmarks/temperature.py
+_SINGLE = 1.643  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fourteen images a class
