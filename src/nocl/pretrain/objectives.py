@@ -10,6 +10,7 @@ several times: ``views`` makes the network's input images from a batch, ``terms`
 
 All views of a batch go through the network as one batch, so batch normalisation uses statistics of all of them. The
 public codes of SCR and of NO-CL compute the two contrastive views one after the other, each with its own statistics.
+Measured once, after two epochs of a tiny network, that makes little difference (benchmarks/refinement.py).
 """
 
 from collections.abc import Callable
