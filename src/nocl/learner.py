@@ -89,7 +89,8 @@ class Learner(Merging):
     novel_classes: ClassVar[str] = ""  # the parameter that a run sets to the number of novel classes, if not set
     scoring: ClassVar[int] = 1  # raised when scores of the same statistics change: what was fitted to the old ones goes
     softmax_scale: ClassVar[float] = 1.0  # divides scores before a softmax: 1 for logits
-    former: ClassVar[Mapping[str, tuple[JSON, ...]]] = {}  # defaults that meant something else while scoring was lower
+    # defaults that meant something else while scoring was lower: the scoring since when they do not, and their values
+    former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {}
     check_params: ClassVar[dict[str, JSON]] = {}  # smaller values for the quick runs of checks.py
 
     def __new__(cls, *args: Any, **params: Any) -> Self:

@@ -53,12 +53,12 @@ def test_what_was_fitted_to_other_scores_is_not_believed(tmp_path: Path, monkeyp
         later.predict(images(), reject=True)
 
 
-@pytest.mark.parametrize(("saved", "loaded"), [(1.2, 2.0), (0.7, 0.7)])
+@pytest.mark.parametrize(("scoring", "saved", "loaded"), [(2, 1.2, 2.0), (2, 0.7, 0.7), (3, 1.2, 1.2)])
 def test_a_default_that_meant_something_else_becomes_the_present_one(
-    saved: float, loaded: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scoring: int, saved: float, loaded: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(RDA, "scoring", 2)
+        earlier.setattr(RDA, "scoring", scoring)
         fitted(tuple(COLOURS), method="rda", params={"caution": saved}).save(tmp_path / "then.nocl")
     model = Classifier.load(tmp_path / "then.nocl")
     assert model.params is not None

@@ -141,10 +141,10 @@ def check_name(name: object) -> str:
 
 def _renewed(method: str, params: dict[str, JSON], header: Header) -> dict[str, JSON]:
     """Without the defaults of a time when they meant something else: today's take their place."""
-    cls = METHODS.get(method)
-    if cls is None or header.get("scoring", 1) == cls.scoring:
-        return params
-    return {name: value for name, value in params.items() if value not in cls.former.get(name, ())}
+    former = METHODS[method].former if method in METHODS else {}
+    scoring = header.get("scoring", 1)
+    old = {name: values for name, (since, values) in former.items() if isinstance(scoring, int) and scoring < since}
+    return {name: value for name, value in params.items() if value not in old.get(name, ())}
 
 
 def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSON]]:

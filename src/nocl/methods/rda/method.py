@@ -132,8 +132,8 @@ class RDA(FrozenLearner):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
-    scoring: ClassVar[int] = 3  # 1: without a posterior of means; 2: L_c by 1 / n_c
-    former: ClassVar[Mapping[str, tuple[JSON, ...]]] = {"caution": (1.0, 1.2)}
+    scoring: ClassVar[int] = 4  # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4
+    former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (3, (1.0, 1.2))}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
     learns_from_one_image: ClassVar[bool] = True
