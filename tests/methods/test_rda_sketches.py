@@ -11,6 +11,7 @@ from nocl.learner import UnsupportedError
 from nocl.methods.rda.method import RDA
 from nocl.methods.rda.rule import background
 from nocl.methods.rda.sketches import ClassSketches, rows_for
+from nocl.plumbing.seeding import generator
 from nocl.stats.class_stats import ClassStats
 from tests.support.rda_cases import gaussians, rda, taught
 
@@ -87,6 +88,31 @@ def test_scores_are_those_of_the_covariances_it_says_it_has(monkeypatch: pytest.
         expected = rule.score_of(distance.float(), slice(c, c + 1)) - background(u.float(), rule.unmet, rule.degrees)
         torch.testing.assert_close(learner.score(query)[:, c], expected, rtol=1e-3, atol=1e-2)
     torch.testing.assert_close(learner.portable_scorer()(query), learner.score(query), rtol=1e-3, atol=1e-2)
+
+
+def test_classes_of_many_images_are_not_narrower_than_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a sketch shows nine of many directions, the rest is as wide as the shared covariance."""
+    dim, draw = 300, generator(0, "unequal")
+    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", (9 + 4) * 4 * dim)
+    images = 0.35 * torch.randn(6, 1, dim, generator=draw) + torch.randn(6, 450, dim, generator=draw) + 20
+    learner = RDA(backbone=f"features:{dim}", storage="sketch", prior=1.0, power=1.0)
+    assert learner.sketches.rows == 9
+    learner.learn(images[:4, :400].flatten(0, 1), torch.arange(4).repeat_interleave(400))
+    asked, right = images[:4, 400:].flatten(0, 1), torch.arange(4).repeat_interleave(50)
+    before = float((learner.score(asked).argmax(1) == right).double().mean())
+    learner.learn(images[4:, :20].flatten(0, 1), torch.arange(4, 6).repeat_interleave(20))
+    after = float((learner.score(asked).argmax(1) == right).double().mean())
+    new = float((learner.score(images[4:, 400:].flatten(0, 1)).argmax(1) >= 4).double().mean())
+    assert before > 0.9
+    assert after > before - 0.03
+    assert new > 0.5
+    rule = learner._current()
+    assert rule.sketched is not None
+    kept = rule.sketched.of([0])[0]
+    trace = (1 / kept.diagonal).mean() + rule.sketched.sketches.factors(torch.tensor([0]))[0].matmul(
+        rule.means.turn.float().T.double()
+    ).square().sum() * rule.sketched.weight[0] / dim
+    assert float(trace) == pytest.approx(1 + float(rule.means.variance[0].mean()), abs=0.01)
 
 
 def test_order_batches_and_merging_do_not_matter() -> None:

@@ -75,7 +75,7 @@ from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
 from nocl.methods.rda.means import ClassMeans, above_mean
 from nocl.methods.rda.rule import DENSE, LOW, NORMAL, SKETCHED, Portable, Rule
-from nocl.methods.rda.sketches import ClassSketches, SketchedInverses, rows_for
+from nocl.methods.rda.sketches import ClassSketches, SketchedInverses, filled, rows_for
 from nocl.nets import StoredFeatures
 from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive, Range
 from nocl.plumbing.types import JSON
@@ -323,7 +323,7 @@ class RDA(FrozenLearner):
             return (shared + ridge).expand(len(columns), -1, -1)
         share, weight = (each[columns, None, None] for each in (self._shares(), self._weights()))
         if self.has_sketches:
-            return share * (shared + ridge) + weight * self.sketches.scatter(columns)
+            return filled(shared + ridge, share[:, 0, 0], weight * self.sketches.scatter(columns))
         return share * shared + weight * self.shapes.scatter(columns, self.stats.count) + ridge
 
     def _shares(self) -> Tensor:

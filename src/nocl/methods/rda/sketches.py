@@ -9,10 +9,12 @@ Y_c is linear in S_c. So it adds up over images, batches and learners, whatever 
 which a truncated decomposition cannot. The approximation is exact for a class of up to s + 1 images, never larger than
 S_c, and holds most of its few large directions otherwise; those are what a class's own covariance is needed for.
 
-With it, Sigma_c = l_c (S + ridge) + (1 - l_c) F_c^T F_c / (n_c - 1). In the coordinates u of the rule, where S + ridge
-is I, the predictive covariance is a diagonal and s directions, P_c = diag(l_c + V_c) + A_c^T A_c, whose inverse is
-diag(1/t) - R_c^T diag(e) R_c by Woodbury's identity. Halko, Martinsson, Tropp (SIAM Review 2011), section 5; Tropp et
-al. (NeurIPS 2017) for streams. Legend: K classes, d feature values, C classes of one batch.
+With it, Sigma_c = (l_c + h_c) (S + ridge) + (1 - l_c) F_c^T F_c / (n_c - 1). In the coordinates u of the rule, where
+S + ridge is I, the predictive covariance is a diagonal and s directions, P_c = diag(l_c + h_c + V_c) + A_c^T A_c, whose
+inverse is diag(1/t) - R_c^T diag(e) R_c by Woodbury's identity. h_c = (1 - l_c - tr(A_c^T A_c) / d)_+ stands for what
+the sketch does not show: without it, a class of many images would be narrower than one of few in nearly every direction
+and lose its images to it. Halko, Martinsson, Tropp (SIAM Review 2011), section 5; Tropp et al. (NeurIPS 2017) for
+streams. Legend: K classes, d feature values, C classes of one batch.
 """
 
 from typing import NamedTuple
@@ -115,6 +117,13 @@ class ClassSketches(nn.Module):
         self.sketch.index_add_(0, classes, sketches.float())
 
 
+def filled(whole: Tensor, share: Tensor, own: Tensor) -> Tensor:
+    """Sigma_c [C, d, d] of sketched parts ``own`` [C, d, d], l_c ``share`` [C] and the shared one, ``whole`` [d, d]."""
+    seen = torch.linalg.solve(whole, own).diagonal(dim1=1, dim2=2).mean(1)
+    weight: Tensor = share + (1 - share - seen).clamp_min(0)
+    return weight[:, None, None] * whole + own
+
+
 class Inverse(NamedTuple):
     """diag(1/t) - R^T diag(e) R, the inverse of one class's P_c."""
 
@@ -148,9 +157,10 @@ class SketchedInverses:
         return [self._made[column] for column in columns]
 
     def _invert(self, part: Tensor) -> list[Inverse]:
-        scale = self.share[part, None] + self.variance[part]  # t, float64 [C, d]
         turned = self.sketches.factors(part).float() @ self.turn.float().T  # float32: most of the work is here
         sides = turned.double() * self.weight[part].sqrt()[:, None, None]  # A, [C, s, d]
+        unseen = (1 - self.share[part] - sides.square().sum((1, 2)) / sides.shape[2]).clamp_min(0)  # h
+        scale = (self.share[part] + unseen)[:, None] + self.variance[part]  # t, float64 [C, d]
         scaled = sides / scale[:, None, :]
         system = scaled @ sides.mT + torch.eye(sides.shape[1], dtype=scale.dtype, device=scale.device)
         values, vectors = torch.linalg.eigh((system + system.mT) / 2)
