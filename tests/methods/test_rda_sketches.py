@@ -109,10 +109,9 @@ def test_classes_of_many_images_are_not_narrower_than_those_of_few(monkeypatch: 
     rule = learner._current()
     assert rule.sketched is not None
     kept = rule.sketched.of([0])[0]
-    trace = (1 / kept.diagonal).mean() + rule.sketched.sketches.factors(torch.tensor([0]))[0].matmul(
-        rule.means.turn.float().T.double()
-    ).square().sum() * rule.sketched.weight[0] / dim
-    assert float(trace) == pytest.approx(1 + float(rule.means.variance[0].mean()), abs=0.01)
+    rows = learner.sketches.factors(torch.tensor([0]))[0] @ rule.means.turn.T
+    width = (1 / kept.diagonal).mean() + rule.sketched.weight[0] * rows.square().sum() / dim
+    assert float(width) == pytest.approx(1 + float(rule.means.variance[0].mean()), abs=0.01)
 
 
 def test_order_batches_and_merging_do_not_matter() -> None:
