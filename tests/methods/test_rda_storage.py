@@ -8,10 +8,11 @@ from torch import Tensor
 
 from nocl.checks import LEARNER_CHECKS
 from nocl.methods._saving import load, save
+from nocl.methods.rda.covariances import ClassShapes
 from nocl.methods.rda.method import RDA
 from nocl.methods.rda.shortlist import Shortlist
 from nocl.plumbing.seeding import generator
-from nocl.stats.class_stats import tukey
+from nocl.stats.class_stats import ClassStats, tukey
 from tests.support.rda_cases import D, gaussians, rda, relative, taught
 
 
@@ -23,6 +24,27 @@ def test_packed_triangle_is_close_to_float64_and_half_the_size() -> None:
     assert float((packed - exact).norm() / exact.norm()) < 1e-6
     assert learner.shapes.triangle.numel() == D * (D + 1) // 2
     assert learner.shapes.triangle.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 8])
+def test_a_triangle_by_diagonals_holds_each_pair_once_and_is_saved_by_rows(dim: int) -> None:
+    draw = generator(3, "diagonals")
+    z = torch.randn(40, dim, generator=draw, dtype=torch.float64)
+    shapes, stats = ClassShapes(dim), ClassStats(dim, "shared")
+    shapes.grow(1)
+    stats.grow(1)
+    for part in z.split([1, 2, 5, 30, 2]):  # one by one, and as a product
+        shapes.update(part, torch.zeros(len(part), dtype=torch.int64), stats)
+        stats.update(part, torch.zeros(len(part), dtype=torch.int64))
+    exact = (z - z.mean(0)).T @ (z - z.mean(0))
+    torch.testing.assert_close(shapes.scatter(torch.tensor([0]), stats.count)[0], exact, rtol=1e-5, atol=1e-5)
+    saved = shapes.state_dict()["triangle"][0].double()
+    rows, columns = torch.triu_indices(dim, dim)
+    torch.testing.assert_close(saved, exact[rows, columns], rtol=1e-5, atol=1e-5)
+    again = ClassShapes(dim)
+    again.grow(1)
+    again.load_state_dict(shapes.state_dict())
+    assert torch.equal(again.triangle, shapes.triangle)
 
 
 def test_shared_storage_is_the_limit_of_a_large_prior() -> None:

@@ -99,7 +99,7 @@ def _faults_of_shapes(shapes: ClassShapes) -> Iterator[str]:
         yield "two classes have one row"
     for triangle in shapes.triangle.split(64):
         dense = triangle.new_zeros(len(triangle), dim * dim)
-        dense[:, shapes._upper] = triangle
+        dense[:, shapes._place] = triangle
         if not _can_be_covariance(dense.view(-1, dim, dim), symmetric=False):
             yield "a negative variance, or a matrix that is no covariance"
     if not _no_negative(shapes.weights):
@@ -117,7 +117,7 @@ def _can_be_covariance(matrix: Tensor, *, symmetric: bool = True) -> bool:
     """Whether [..., d, d] is symmetric, with variances and with covariances that these variances allow.
 
     |c_ij| <= sqrt(c_ii c_jj) is cheap and finds a value that was put in; whether all eigenvalues are positive is not
-    asked. With ``symmetric`` False only the upper triangle is looked at.
+    asked. With ``symmetric`` False of each pair of entries only one need be there.
     """
     if not matrix.numel():
         return True

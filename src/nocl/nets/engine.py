@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 ENGINES = ("torch", "onnx", "auto")
 TOLERANCE = 1e-4  # largest difference of a feature, relative to the largest feature of the batch
 _NEEDS = ("onnx", "onnxruntime")
+_EDITION = 2  # of exported graphs: one more when the same network is exported in another way
 
 Stages = Sequence[int] | None
 
@@ -81,7 +82,8 @@ class OnnxEngine(Engine):
     def _open(self, network: Backbone, image_size: int, stages: tuple[int, ...] | None) -> Any:
         """An ONNX Runtime session of this network; None, with a warning, if it cannot be exported."""
         network.eval()
-        about = [type(network).__qualname__, state_digest(network), list(stages or ()), image_size, network.enlarge_to]
+        what = [_EDITION, type(network).__qualname__, state_digest(network)]
+        about = [*what, list(stages or ()), image_size, network.enlarge_to]
         path = cache_root() / f"{digest(about)}.onnx"  # type: ignore[arg-type]
         try:
             session = _session(path.read_bytes()) if path.exists() else None

@@ -20,7 +20,8 @@ _STREAM_ROWS = (
     Row("foal", "acil", "foal"),
     Row("gacl", "acil", "gacl", {"expansion": 1000}),
     Row("rda", "rda"),
-    Row("dsr", "dsr", params={"refine_every": 1000}),  # on every stream, for not all of them have sessions
+    # refined every 1,000 images on every stream, for not all of them have sessions; fast: 10 minutes a run less
+    Row("dsr", "dsr", "fast", {"refine_every": 1000}),
     Row("head", _HEAD),  # SGD on a linear head
     Row("er", _HEAD, params={"memory_size": 1000}),  # the same with replay: the exemplars are stored features
     # It trains the network. 100 in the paper, 2 x 2; and the one stream of few images: for time
@@ -39,7 +40,7 @@ _PRETRAINED_ROWS = (
     Row("foal", "acil", "foal", {"stages": [1, 2, 3, 4, 5], **_PRETRAINED}),  # all stages of this network
     Row("gacl", "acil", "gacl", {"expansion": 1000, **_PRETRAINED}),
     Row("rda", "rda", params=_PRETRAINED),
-    Row("dsr", "dsr", params={"refine_every": 1000, "dim": 512, **_PRETRAINED}, seeds=1),  # 2,048 in the paper
+    Row("dsr", "dsr", "fast", {"refine_every": 1000, **_PRETRAINED}),
     Row("head", _HEAD, params=_PRETRAINED),
     Row("er", _HEAD, params={"memory_size": 1000, **_PRETRAINED}),
 )

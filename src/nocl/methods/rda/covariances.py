@@ -1,11 +1,16 @@
 """Each class's covariance in few bytes: a packed triangle in float32, or a low rank beside a common matrix.
 
-Scatter is the sum of squared deviations from the class mean, as in ``ClassStats``. An update adds
-the outer products of a whole batch at once. Deviations are float64; their products are rounded as the stored triangle
-is, by one part in ten million at each update; that happens whether the learner is saved or not, so a saved one goes on
-with the same bits. Legend: K classes, d feature values, C classes of one batch, r the rank.
+Scatter is the sum of squared deviations from the class mean, as in ``ClassStats``. Each image adds one outer product.
+Deviations are float64; their products are rounded as the stored triangle is, by one part in ten million at each update;
+that happens whether the learner is saved or not, so a saved one goes on with the same bits.
+
+A triangle is kept by its diagonals, the k-th going round: position k d + i is the entry (i, i + k mod d), for k up to
+d / 2. That is every pair of values once, as in a triangle by rows, but the outer product of v is now v times v shifted
+by k, which needs no copying about: a third of the time. Files hold triangles by rows.
+Legend: K classes, d feature values, B images and C classes of one batch, r the rank.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +20,7 @@ from nocl.stats import linalg
 from nocl.stats.class_stats import ClassStats
 
 _MATRICES_AT_ONCE = 64  # dense float64 matrices held at once: 40 MB at d = 280
+_FEW = 5  # up to so many images of a class are added one by one; more, as one matrix product
 _PAIRS_AT_ONCE = 512  # pairs of an image and a class scored at once: 14 MB at d = 280, r = 24
 
 
@@ -27,8 +33,9 @@ class ClassShapes(nn.Module):
     gets new images after :meth:`compress` is opened again: its triangle starts from the low-rank form.
     """
 
-    _upper: Tensor  # int64 [d (d + 1) / 2], where the triangle is in a flattened matrix
-    triangle: Tensor  # float32 [O, d (d + 1) / 2], upper triangles of the O open classes
+    _place: Tensor  # int64 [d (d + 1) / 2], where the triangle's numbers are in a flattened matrix
+    _order: Tensor  # int64 [d (d + 1) / 2], and where they are in a triangle by rows
+    triangle: Tensor  # float32 [O, d (d + 1) / 2], triangles of the O open classes, by diagonals
     row: Tensor  # int64 [K], a class's row of ``triangle``, or -1
     directions: Tensor  # float32 [K, r, d]
     weights: Tensor  # float32 [K, r], w
@@ -46,8 +53,9 @@ class ClassShapes(nn.Module):
         self.register_buffer("weights", torch.zeros(0, low))
         size = 0 if rank is None else dim
         self.register_buffer("reference", torch.zeros(size, size, dtype=torch.float64))
-        upper = torch.triu_indices(dim, dim)
-        self.register_buffer("_upper", upper[0] * dim + upper[1], persistent=False)
+        place, order = _by_diagonals(dim)
+        self.register_buffer("_place", place, persistent=False)
+        self.register_buffer("_order", order, persistent=False)
 
     def __len__(self) -> int:
         return len(self.row)
@@ -61,11 +69,13 @@ class ClassShapes(nn.Module):
     @torch.no_grad()
     def update(self, z: Tensor, columns: Tensor, stats: ClassStats) -> None:
         """Fold in features float64 [B, d]; call before ``stats`` is updated with them."""
-        classes, rows = deviation_rows(z, columns, stats)
+        classes, parts = increments(z, columns, stats)
         self._open(classes, stats.count)
-        upper = self._upper.int()  # half the time of int64
-        for row, part in zip(self.row[classes].tolist(), rows.float()):  # one matrix at a time stays in the cache
-            self.triangle[row] += (part.T @ part).flatten().index_select(0, upper)
+        for row, part in zip(self.row[classes].tolist(), parts):  # one matrix at a time stays in the cache
+            if len(part) > _FEW:
+                self._add_product(self.triangle[row], part.float())
+            else:
+                self._add_one_by_one(self.triangle[row], part.float())
 
     @torch.no_grad()
     def merge(self, other: "ClassShapes", columns: Tensor, stats: ClassStats, other_stats: ClassStats) -> None:
@@ -110,7 +120,7 @@ class ClassShapes(nn.Module):
         out = self.triangle.new_zeros(len(columns), self.dim * self.dim, dtype=torch.float64)
         rows = self.row[columns]
         opened = rows >= 0
-        out[opened.nonzero(), self._upper] = self.triangle[rows[opened]].double()
+        out[opened.nonzero(), self._place] = self.triangle[rows[opened]].double()
         out = out.view(-1, self.dim, self.dim)
         out = out + out.mT - torch.diag_embed(out.diagonal(dim1=1, dim2=2))
         if self.rank is not None and not bool(opened.all()):
@@ -148,32 +158,69 @@ class ClassShapes(nn.Module):
         start = len(self.triangle)
         fresh = self.triangle.new_zeros(len(closed), self.triangle.shape[1])
         if self.rank is not None and bool(self.reference.any()):
-            fresh = self._expand(closed, count).flatten(1)[:, self._upper].float()
+            fresh = self._expand(closed, count).flatten(1)[:, self._place].float()
         self.triangle = torch.cat([self.triangle, fresh])
         self.row[closed] = torch.arange(start, start + len(closed), device=self.row.device)
 
     def _add(self, classes: Tensor, scatter: Tensor) -> None:
-        self.triangle.index_add_(0, self.row[classes], scatter.float().flatten(1).index_select(1, self._upper))
+        self.triangle.index_add_(0, self.row[classes], scatter.float().flatten(1).index_select(1, self._place))
+
+    def _add_product(self, triangle: Tensor, rows: Tensor) -> None:
+        triangle += (rows.T @ rows).flatten().index_select(0, self._place.int())  # int32: half the time
+
+    def _add_one_by_one(self, triangle: Tensor, rows: Tensor) -> None:
+        half = self.dim // 2
+        whole = len(triangle) // self.dim  # diagonals; with an even d half a one remains, whose pairs come twice
+        body, rest = triangle[: whole * self.dim].view(whole, self.dim), triangle[whole * self.dim :]
+        for twice in torch.cat([rows, rows], 1):
+            body.addcmul_(twice[: self.dim], twice.unfold(0, self.dim, 1)[:whole])
+            rest.addcmul_(twice[: len(rest)], twice[half : half + len(rest)])
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        by_rows = torch.empty_like(self.triangle)
+        by_rows[:, self._order] = self.triangle
+        destination[prefix + "triangle"] = by_rows
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         saved = state_dict.get(prefix + "triangle")
         if isinstance(saved, Tensor) and saved.ndim == 2 and saved.shape[1] == self.triangle.shape[1]:
             self.triangle = self.triangle.new_zeros(saved.shape)
+            state_dict = {**state_dict, prefix + "triangle": saved[:, self._order.to(saved.device)]}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def deviation_rows(z: Tensor, columns: Tensor, stats: ClassStats) -> tuple[Tensor, Tensor]:
-    """Classes [C] of a batch float64 [B, d], and rows [C, m, d] whose outer products it adds to their scatters."""
+def _by_diagonals(dim: int) -> tuple[Tensor, Tensor]:
+    """For each number of a triangle kept by diagonals, its place in a flattened matrix and in a triangle by rows.
+
+    >>> _by_diagonals(3)
+    (tensor([0, 4, 8, 1, 5, 6]), tensor([0, 3, 5, 1, 4, 2]))
+    """
+    row = torch.arange(dim).expand(dim // 2 + 1, dim)
+    column = (row + torch.arange(dim // 2 + 1)[:, None]) % dim
+    least, most = torch.minimum(row, column), torch.maximum(row, column)
+    order = least * dim - least * (least - 1) // 2 + most - least
+    size = dim * (dim + 1) // 2
+    return (row * dim + column).flatten()[:size], order.flatten()[:size]
+
+
+def increments(z: Tensor, columns: Tensor, stats: ClassStats) -> tuple[Tensor, Sequence[Tensor]]:
+    """Classes [C] of a batch float64 [B, d], and for each the rows [n, d] whose outer products its n images add.
+
+    An image that comes after k others adds k / (k + 1) times the square of its deviation from their mean (Welford).
+    """
     classes, inverse, counts = torch.unique(columns, return_inverse=True, return_counts=True)
-    means = z.new_zeros(len(classes), z.shape[1]).index_add_(0, inverse, z) / counts[:, None]
-    before = stats.count[classes]
-    weight = (before * counts / (before + counts)).sqrt()
     order = inverse.argsort(stable=True)
-    place = torch.arange(len(z), device=z.device) - (counts.cumsum(0) - counts)[inverse[order]]
-    rows = z.new_zeros(len(classes), int(counts.max()) + 1, z.shape[1])  # deviations, then the shift of the mean
-    rows[inverse[order], place] = (z - means[inverse])[order]
-    rows[:, -1] = weight[:, None] * (means - stats.mean[classes])
-    return classes, rows
+    z, inverse = z[order], inverse[order]
+    first = counts.cumsum(0) - counts
+    place = torch.arange(len(z), device=z.device) - first[inverse]  # among the images of its class in this batch
+    sums = z.cumsum(0) - z
+    sums = sums - sums[first[inverse]]
+    known, mean = stats.count[classes][inverse], stats.mean[classes][inverse]
+    before = (known + place).double()[:, None]
+    mean = (known[:, None] * mean + sums) / before.clamp_min(1)
+    rows = (before / (before + 1)).sqrt() * (z - mean)
+    return classes, rows.split(counts.tolist())
 
 
 def common_basis(shapes: ClassShapes, root: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:

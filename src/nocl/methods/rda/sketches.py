@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nocl.methods.rda.covariances import deviation_rows
+from nocl.methods.rda.covariances import increments
 from nocl.plumbing.seeding import generator
 from nocl.stats.class_stats import ClassStats
 
@@ -63,8 +63,9 @@ class ClassSketches(nn.Module):
     @torch.no_grad()
     def update(self, z: Tensor, columns: Tensor, stats: ClassStats) -> None:
         """Fold in features float64 [B, d]; call before ``stats`` is updated with them."""
-        classes, rows = deviation_rows(z, columns, stats)
-        self._add(classes, (rows @ self.directions).mT @ rows)
+        classes, parts = increments(z, columns, stats)
+        for column, rows in zip(classes.tolist(), parts):
+            self.sketch[column] += ((rows @ self.directions).T @ rows).float()
 
     @torch.no_grad()
     def merge(self, other: "ClassSketches", columns: Tensor, stats: ClassStats, other_stats: ClassStats) -> None:
