@@ -40,7 +40,7 @@ _PRETRAINED_ROWS = (
     Row("foal", "acil", "foal", {"stages": [1, 2, 3, 4, 5], **_PRETRAINED}),  # all stages of this network
     Row("gacl", "acil", "gacl", {"expansion": 1000, **_PRETRAINED}),
     Row("rda", "rda", params=_PRETRAINED),
-    Row("dsr", "dsr", "fast", {"refine_every": 1000, **_PRETRAINED}),
+    Row("dsr", "dsr", "fast", {"refine_every": 1000, "dim": 512, **_PRETRAINED}),  # 2,048 in the paper
     Row("head", _HEAD, params=_PRETRAINED),
     Row("er", _HEAD, params={"memory_size": 1000, **_PRETRAINED}),
 )
