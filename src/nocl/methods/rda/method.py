@@ -90,8 +90,8 @@ _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 89.71, 0.7984, -0.6531  # a line through 48 models, see benchmarks/temperature.py
-_SINGLE = 1.643  # times that while every class has one image
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 110.4, 0.8056, -0.6885  # a line through 48 models, see benchmarks/temperature.py
+_SINGLE = 1.647  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fourteen images a class
