@@ -299,14 +299,14 @@ def test_temperature_follows_the_distances_between_classes_and_merges_exactly() 
     learner = taught(rda(), z, y)
     length = float(learner._derive().means.mean.square().sum(1).mean())
     assert learner.squared_length_of_means() == pytest.approx(length)
-    assert learner.softmax_temperature() == pytest.approx(89.71 * length**0.7984 * D**-0.6531)
+    assert learner.softmax_temperature() == pytest.approx(110.4 * length**0.8056 * D**-0.6885)
     assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)
     assert left.softmax_temperature() == pytest.approx(learner.softmax_temperature(), rel=1e-6)
     assert rda().softmax_temperature() == 1
     once = taught(rda(), *gaussians([1] * 4))
-    expected = 1.643 * 89.71 * once.squared_length_of_means() ** 0.7984 * D**-0.6531
+    expected = 1.647 * 110.4 * once.squared_length_of_means() ** 0.8056 * D**-0.6885
     assert once.softmax_temperature() == pytest.approx(expected)  # every class has one image
 
 
