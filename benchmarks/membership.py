@@ -26,7 +26,7 @@ from nocl.app.weights import file as weights_file
 from nocl.data.cifar100 import cifar100
 from nocl.data.images import ImageSet
 from nocl.learner import FrozenLearner
-from nocl.methods.rda import method as rda
+from nocl.methods.rda import shared
 from nocl.plumbing.files import file_digest, write_json
 from nocl.plumbing.version import __version__
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rda._HALF_KNOWN = 1e-9  # type: ignore[assignment]
+    shared._HALF_KNOWN = 1e-9  # type: ignore[assignment]
     data = cifar100(root=given.root)
     wide = empty_model("rda", {"shortlist": None})
     extract = wide.learner_

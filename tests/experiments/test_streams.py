@@ -50,7 +50,9 @@ def test_the_experiments_have_the_methods_and_streams_they_promise() -> None:
     assert {run.job.test_every for run in runs} == {2000}
     (foal,) = plan(find("streams"), Choice(methods=("foal",), streams=("ordered",)))
     assert (foal.job.method, foal.job.preset, foal.job.arrivals) == ("acil", "foal", "ordered")
-    assert all(run.job.network_from == "pretrained" for run in plan(find("streams-pretrained"), Choice()))
+    seen = plan(find("streams-pretrained"), Choice())
+    assert all(run.job.network_from == "pretrained" for run in seen)
+    assert {(run.job.arrivals == "long_tailed", run.job.test_every) for run in seen} == {(True, 1000), (False, 5000)}
 
 
 def test_wrong_streams_are_one_clear_error() -> None:

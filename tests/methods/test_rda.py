@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from nocl.checks import LEARNER_CHECKS
-from nocl.methods.rda import method, rule
+from nocl.methods.rda import method, rule, shared
 from nocl.methods.rda.method import RDA
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
-from nocl.stats.class_stats import tukey
+from nocl.stats.class_stats import ClassStats, tukey
 from tests.support.rda_cases import D, gaussians, prior_of_means, rda, taught
 
 
@@ -27,14 +27,17 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     averages = torch.stack([z[y == c].mean(0) for c in classes])
     deviations = torch.cat([z[y == c] - z[y == c].mean(0) for c in classes])
     free = len(z) - len(classes)
-    shared, eye = deviations.T @ deviations / free, torch.eye(d, dtype=torch.float64)
+    within, eye = deviations.T @ deviations / free, torch.eye(d, dtype=torch.float64)
     missing = 1 / (1 + (free / d) ** 1.5)
     guess = averages.var(0).mean() * 2 / 3
-    level = (free * shared.trace() / d + guess) / (free + 1)
-    measured = (free * shared + guess * eye) / (free + 1)
-    shared = (1 - missing) * shared + missing * level * eye
+    level = (free * within.trace() / d + guess) / (free + 1)
+    along = averages.mean(0) / averages.mean(0).norm()
+    strong = (free * (along @ within @ along) / (within.trace() / d) + 15) / (free + 1)
+    rounded = eye + (strong - 1) * along[:, None] * along[None, :]
+    measured = (free * within + guess * rounded) / (free + 1)
+    within = (1 - missing) * within + missing * level * rounded
     added = ridge * level * eye
-    whole = torch.linalg.cholesky(shared + added)
+    whole = torch.linalg.cholesky(within + added)
     known = counts > 1
     straight = torch.linalg.solve_triangular(whole, averages.T, upper=False).T
     back = torch.linalg.inv(whole)
@@ -48,9 +51,9 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     for i, n in enumerate(counts.tolist()):
         own = z[y == classes[i]]
         share = float(1 - weights[i] + missing * (weights[i] - weights.mean()).clamp_min(0))
-        covariance = shared + added
+        covariance = within + added
         if 1 - share >= 0.01:
-            covariance = share * shared + added + (1 - share) * torch.cov(own.T)
+            covariance = share * within + added + (1 - share) * torch.cov(own.T)
         variance = 1 / (1 / e + n / w)
         mean = centre + whole @ axes @ (n / w * variance * (away[i] @ axes))
         turn = whole @ axes
@@ -61,7 +64,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         whole_part = 1 - (1 - missing) * (1 - alone**3)
         pays = whole_part + (1 - whole_part) / (2 * n)
         scores.append(-(100 + d) * torch.log1p(distance / 100) - pays * volumes[i])
-    anywhere = shared + added + whole @ axes @ torch.diag(e) @ (whole @ axes).T
+    anywhere = within + added + whole @ axes @ torch.diag(e) @ (whole @ axes).T
     distance = ((query - centre) @ torch.linalg.inv(anywhere) * (query - centre)).sum(1)
     return torch.stack(scores, 1) + 0.9 * (100 + d) * torch.log1p(distance / 100)[:, None]
 
@@ -296,14 +299,14 @@ def test_temperature_follows_the_distances_between_classes_and_merges_exactly() 
     learner = taught(rda(), z, y)
     length = float(learner._derive().means.mean.square().sum(1).mean())
     assert learner.squared_length_of_means() == pytest.approx(length)
-    assert learner.softmax_temperature() == pytest.approx(89.71 * length**0.7984 * D**-0.6531)
+    assert learner.softmax_temperature() == pytest.approx(110.4 * length**0.8056 * D**-0.6885)
     assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)
     assert left.softmax_temperature() == pytest.approx(learner.softmax_temperature(), rel=1e-6)
     assert rda().softmax_temperature() == 1
     once = taught(rda(), *gaussians([1] * 4))
-    expected = 1.643 * 89.71 * once.squared_length_of_means() ** 0.7984 * D**-0.6531
+    expected = 1.647 * 110.4 * once.squared_length_of_means() ** 0.8056 * D**-0.6885
     assert once.softmax_temperature() == pytest.approx(expected)  # every class has one image
 
 
@@ -348,6 +351,34 @@ def test_bad_parameters_are_named(params: dict[str, object], words: str) -> None
         rda(**params)
 
 
+def test_two_pictures_are_not_told_apart_by_their_strength() -> None:
+    draw = generator(7, "strength")
+    kinds = 1 + torch.rand(2, D, generator=draw)
+    taught_z = kinds * torch.tensor([[1.0], [0.5]])  # the second one is a faint picture
+    strong, faint = (scale * kinds + 0.02 * torch.rand(2, D, generator=draw) for scale in (1.0, 0.5))
+    learner = taught(rda(), taught_z, torch.tensor([0, 1]))
+    answers = torch.cat([learner.score(asked).argmax(1) for asked in (strong, faint)])
+    assert answers.tolist() == [0, 1, 0, 1]
+    plain = taught(rda(), taught_z, torch.tensor([0, 1]))
+    plain._shared = lambda: shared.Shared(plain.stats, strong=False)  # type: ignore[method-assign]
+    answers = torch.cat([plain.score(asked).argmax(1) for asked in (strong, faint)])
+    assert answers.tolist() == [0, 0, 1, 1]  # else it would be strength that tells them apart
+
+
+def test_vectors_that_may_be_negative_have_no_strength() -> None:
+    stats = ClassStats(3, "shared")
+    stats.grow(2)
+    stats.update(torch.tensor([[1.0, 2.0, 3.0], [3.0, 1.0, 0.0], [2.0, 2.0, 1.0]]), torch.tensor([0, 1, 1]))
+    eye = torch.eye(3, dtype=torch.float64)
+    assert torch.equal(shared.Shared(stats, strong=False)._round, eye)
+    along = stats.mean.sum(0) / stats.mean.sum(0).norm()
+    within = torch.tensor([0.5, -0.5, -0.5]).double()  # half the difference of the last two, times its sign
+    k = ((within @ along) ** 2 / (within.square().sum() / 3) + 15) / 2
+    expected = eye + (k - 1) * along[:, None] * along[None, :]
+    torch.testing.assert_close(shared.Shared(stats, strong=True)._round, expected)
+    assert not rda(power=1.0)._shared().strong
+
+
 def test_the_defaults_are_what_the_benchmarks_found() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results"
     line = json.loads((results / "temperature.json").read_text())["line"]
@@ -355,7 +386,9 @@ def test_the_defaults_are_what_the_benchmarks_found() -> None:
     assert found == pytest.approx((line["scale"], line["a"], line["b"], line["single"]), rel=1e-3)
     best = json.loads((results / "tune_rda.json").read_text())["best"]
     few = json.loads((results / "few_classes.json").read_text())
-    assert dict(zip(few["halves"], few["mean"]))[method._HALF_KNOWN] > max(few["mean"]) - 0.25
+    assert dict(zip(few["halves"], few["mean"]))[shared._HALF_KNOWN] > max(few["mean"]) - 0.25
+    assert min(few["strength"].values()) - 2 < shared._STRENGTH < max(few["strength"].values()) + 2
+    assert max(few["mean"]) > few["mean_plain"]
     assert json.loads((results / "familiarity.json").read_text())["best"] == rule.BACKGROUND
     usual = RDA(backbone="reduced_resnet18").get_params()
     assert {name: usual[name] for name in best} == best

@@ -52,6 +52,6 @@ BEYOND: dict[str, Experiment] = {
     _STREAMS.name: _STREAMS,
     "streams-pretrained": replace(
         _STREAMS, name="streams-pretrained", title="The same on EfficientNet-Lite0 (ImageNet)", rows=_PRETRAINED_ROWS,
-        test_every=5000, network="pretrained", engine="onnx",
+        test_every=5000, test_every_of=(("long_tailed", 1000),), network="pretrained", engine="onnx",
     ),
 }  # fmt: skip

@@ -50,6 +50,7 @@ class Experiment:
     partition: str = "60+4x10"
     streams: tuple[str, ...] = ()  # kinds of streams that are compared; empty: the partition's
     test_every: int = 0  # images between tests in the middle of sessions
+    test_every_of: tuple[tuple[str, int], ...] = ()  # of single kinds of streams, those with few images
     network: str | None = None  # the given network, unless the user names another
     engine: str = "torch"  # what runs it
     metrics: tuple[str, ...] = ("acc", "base", "novel", "hm")

@@ -255,7 +255,8 @@ def _job(experiment: Experiment, row: Row, cell: tuple[int | None, str, str], se
     given = choice.network is not None
     # on a given network a seed decides the order of the other classes; in streams also what the learner draws
     orders = given and not stream
-    every = experiment.test_every if choice.test_every is None else choice.test_every
+    usual = dict(experiment.test_every_of).get(stream, experiment.test_every)
+    every = usual if choice.test_every is None else choice.test_every
     job = Job(
         row.method, params, row.preset, dataset, SMALL_DATA if choice.small else {}, choice.root, experiment.partition,
         0 if orders else seed, seed if orders else None, device=choice.device, network_from=choice.network,

@@ -32,9 +32,10 @@ equally few images there is nobody to guard, so it counts what L_c / n_c exceeds
 least with which old classes of the base session lost at most 1 point to a first picture.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
-narrow where it looks narrow. The share r of it is therefore replaced by tr(S)/d I: nearly all with a handful of images,
-a tenth with 4 d, two thousandths after a base session. How noisy means are is another matter, known earlier and taken
-from S as it is, but for the share r^4, which is round too. Before any class has two images, its level is guessed.
+narrow where it looks narrow. The share r of it is therefore replaced by a round one, broad only along the strength of
+the features (``shared.py``): nearly all with a handful of images, a tenth with 4 d, two thousandths after a base
+session. How noisy means are is another matter, known earlier and taken from S as it is, but for the share r^4, which is
+round too. Before any class has two images, its level is guessed.
 
 ``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
 the shared shape, and the more images the more its own. (Sigma_c without ridge and r is the mean of an inverse-Wishart
@@ -75,6 +76,7 @@ from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
 from nocl.methods.rda.means import ClassMeans, above_mean
 from nocl.methods.rda.rule import DENSE, LOW, NORMAL, SKETCHED, Portable, Rule
+from nocl.methods.rda.shared import Shared
 from nocl.methods.rda.sketches import ClassSketches, SketchedInverses, filled, rows_for
 from nocl.nets import StoredFeatures
 from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive, Range
@@ -86,12 +88,10 @@ from nocl.stats.class_stats import ClassStats, check_features, tukey
 _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
-_WITHIN = 2 / 3  # of the variance of single images of different classes, what is within classes: the guess before any
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
-_HALF_KNOWN = 1  # images a feature value with which half of the shared covariance is taken; benchmarks/few_classes.py
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 89.71, 0.7984, -0.6531  # a line through 48 models, see benchmarks/temperature.py
-_SINGLE = 1.643  # times that while every class has one image
+_TEMPERATURE, _BY_LENGTH, _BY_DIM = 110.4, 0.8056, -0.6885  # a line through 48 models, see benchmarks/temperature.py
+_SINGLE = 1.647  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fourteen images a class
@@ -132,7 +132,8 @@ class RDA(FrozenLearner):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
-    scoring: ClassVar[int] = 4  # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4
+    # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4; 4: round without the strength
+    scoring: ClassVar[int] = 5
     former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (3, (1.0, 1.2))}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
@@ -330,7 +331,7 @@ class RDA(FrozenLearner):
         """l_c, the weight of the shared covariance, float64 [K]."""
         beyond_first = (self.stats.count - 1).clamp_min(0).double()
         own = beyond_first / (beyond_first + self.prior * self.feature_dim)
-        return 1 - own + self._unknown() * above_mean(own, self.stats.count > 0)
+        return 1 - own + self._shared().unknown * above_mean(own, self.stats.count > 0)
 
     def _weights(self) -> Tensor:
         """(1 - l_c) / (n_c - 1), the weight of a class's own scatter, float64 [K]."""
@@ -338,42 +339,21 @@ class RDA(FrozenLearner):
 
     def _within(self) -> tuple[Tensor, Tensor]:
         """S and the ridge matrix, each float64 [d, d]."""
-        eye = torch.eye(self.feature_dim, dtype=torch.float64, device=self.stats.mean.device)
         if self.storage == "mean":
+            eye = torch.eye(self.feature_dim, dtype=torch.float64, device=self.stats.mean.device)
             return eye, torch.zeros_like(eye)
-        shared = self.stats.shared_covariance(unbiased=True)
-        free, missing = self._free(), self._unknown()
-        level = shared.trace() / self.feature_dim
-        guess = (free * level + self._guessed_level()) / (free + 1)
-        return (1 - missing) * shared + missing * guess * eye, (self.ridge * guess).clamp_min(_TINY) * eye
+        shared = self._shared()
+        return shared.matrix, shared.ridge(self.ridge)
 
-    def _unknown(self) -> Tensor:
-        """The share of the shared covariance that is not known yet, 0 to 1."""
-        return 1 / (1 + (self._free() / (_HALF_KNOWN * self.feature_dim)) ** 1.5)
-
-    def _free(self) -> Tensor:
-        """N - K, the images beyond the first of each class."""
-        return self.stats.count.sum() - (self.stats.count > 0).sum()
+    def _shared(self) -> Shared:
+        return Shared(self.stats, strong=self.power != 1)
 
     def _pays(self, means: ClassMeans) -> tuple[Tensor, Tensor]:
         """What each class pays for its uncertain mean, and what a caution of 1 more adds to it, float64 [K]."""
         n, volume = self.stats.count.clamp_min(1), means.log_volume
         alone = above_mean(volume, means.met) / volume.clamp_min(_TINY)
-        whole = 1 - (1 - self._unknown()) * (1 - alone**3)  # q
+        whole = 1 - (1 - self._shared().unknown) * (1 - alone**3)  # q
         return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * above_mean(volume / n, means.met)
-
-    def _noise(self, root: Tensor, vague: float) -> Tensor:
-        """The covariance of an image around its class where the one used is I: not quite I, float64 [d, d]."""
-        free = self._free()
-        shared = free * self.stats.shared_covariance(unbiased=True)
-        shared.diagonal().add_(self._guessed_level())
-        found = root @ (shared / (free + 1)) @ root.T
-        return (1 - vague) * found + vague * found.trace() / len(root) * torch.eye(len(root)).to(found)
-
-    def _guessed_level(self) -> Tensor:
-        """The mean variance within classes as their means alone suggest it; counts as one image."""
-        met = self.stats.mean[self.stats.count > 0]
-        return met.var(0).mean() * _WITHIN if len(met) > 1 else met.new_zeros(())
 
     def _derive(self) -> Rule:
         if self.storage == "mean":
@@ -384,14 +364,14 @@ class RDA(FrozenLearner):
         own = SKETCHED if self.has_sketches else DENSE
         kind = torch.where(self._shares() <= 1 - _OWN_FROM, own, NORMAL) * (self.has_shapes or self.has_sketches)
         low, closed = None, self.storage == "lowrank" and bool(self.shapes.reference.any())
-        known, vague = (self.stats.count, self.stats.mean), float(self._unknown() ** 4)
+        known, vague = (self.stats.count, self.stats.mean), float(self._shared().unknown ** 4)
         if closed:
             basis, values = common_basis(self.shapes, root, self._within()[1])
-            means = ClassMeans(*known, basis, self._noise(basis, vague), vague=vague, rotate=False)
+            means = ClassMeans(*known, basis, self._shared().noise(basis, vague), vague=vague, rotate=False)
             low = LowRankInverses(self.shapes, self._shares(), basis, values, means.variance)
             kind = torch.where(self.shapes.row < 0, LOW, kind)
         else:
-            means = ClassMeans(*known, root, self._noise(root, vague), vague=vague)
+            means = ClassMeans(*known, root, self._shared().noise(root, vague), vague=vague)
         density, guard = self._pays(means)
         offset = density + (self.caution - 1) * guard
         sketched = None
