@@ -6,9 +6,9 @@ The network has seen ImageNet, whose classes overlap with CIFAR-100's: this is a
 protocol. The 32-pixel images are enlarged (bicubic). Features of all stages are computed once by ONNX Runtime and kept
 under ``--cache``; 16 rows are computed again each time, so that features of anything else are refused. Base classes and
 four sessions of ten are those of order 0. ``rda-full`` is rda with a covariance for every class, ``rda-shared`` with
-one for all, ``rda-deep`` rda as it comes on its own choice of stages. ``dsr`` has a smaller space and fewer epochs than
-its defaults, to be done in minutes. Results are added to large_features.json method by method; times are processor time
-of one thread.
+one for all, ``rda-deep`` rda as it comes on its own choice of stages, ``rda-deep-full`` both. ``dsr`` has a smaller
+space and fewer epochs than its defaults, to be done in minutes. Results are added to large_features.json method by
+method; times are processor time of one thread.
 """
 
 import argparse
@@ -45,6 +45,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, JSON]]] = {
     "acil": ("acil", {"expansion": 2000}),
     "fecam": ("fecam", {}),
     "rda-full": ("rda", {"storage": "full"}),
+    "rda-deep-full": ("rda", {"storage": "full"}),
     "dsr": ("dsr", {"dim": 512, "recipe": {"head_epochs": 2}}),
 }
 
@@ -174,7 +175,7 @@ def main() -> None:
     rows = {row["name"]: row for row in kept["rows"]}
     many = kept.get("thousand_classes") or [many_classes(1280), many_classes(1712)]
     for name in args.methods:
-        stages = DEEP if name == "rda-deep" else (5,)
+        stages = DEEP if name.startswith("rda-deep") else (5,)
         columns = np.concatenate([eyes.columns[s] for s in stages])
         row = measure(name, learned, tested, columns, blocks)
         print(row, flush=True)
