@@ -55,7 +55,7 @@ class ConvNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.stride > 1:
             (top, bottom), (left, right) = (_same(int(side), self.kernel, self.stride) for side in x.shape[2:])
-            # fixed sizes and a value of its own: so ONNX Runtime makes it part of the convolution, a fifth of the time
+            # fixed sizes and a value of its own: so ONNX Runtime makes it part of the convolution
             x = F.pad(x, (left, right, top, bottom), value=0.0)
         x = self.norm(self.conv(x))
         return F.relu6(x) if self.relu else x

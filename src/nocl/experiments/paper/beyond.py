@@ -20,7 +20,7 @@ _STREAM_ROWS = (
     Row("foal", "acil", "foal"),
     Row("gacl", "acil", "gacl", {"expansion": 1000}),
     Row("rda", "rda"),
-    # refined every 1,000 images on every stream, for not all of them have sessions; fast: 10 minutes a run less
+    # refined every 1,000 images on every stream, for not all of them have sessions; fast: for time
     Row("dsr", "dsr", "fast", {"refine_every": 1000}),
     Row("head", _HEAD),  # SGD on a linear head
     Row("er", _HEAD, params={"memory_size": 1000}),  # the same with replay: the exemplars are stored features

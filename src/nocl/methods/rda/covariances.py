@@ -6,7 +6,7 @@ that happens whether the learner is saved or not, so a saved one goes on with th
 
 A triangle is kept by its diagonals, the k-th going round: position k d + i is the entry (i, i + k mod d), for k up to
 d / 2. That is every pair of values once, as in a triangle by rows, but the outer product of v is now v times v shifted
-by k, which needs no copying about: a third of the time. Files hold triangles by rows.
+by k, which needs no copying about. Files hold triangles by rows.
 Legend: K classes, d feature values, B images and C classes of one batch, r the rank.
 """
 
