@@ -18,13 +18,13 @@ ROWS: tuple[tuple[str, dict[str, JSON]], ...] = (
     ("+ transform", {"storage": "mean", "stages": [4]}),
     ("+ shared covariance", {"storage": "shared", "stages": [4]}),
     ("+ own covariances, shrunk", {"stages": [4]}),
-    ("+ depth = rda", {}),
+    ("+ depth", {"stages": [1, 2, 3, 4]}),
+    ("+ spread over positions = rda", {}),
     ("rda without transform", {"power": 1.0}),
     ("rda without own covariances", {"storage": "shared"}),
     ("rda almost without shrinkage", {"prior": 0.01}),
-    ("rda with stage 1 too", {"stages": [1, 2, 3, 4]}),
+    ("rda without stage 1", {"stages": [2, 3, 4, -2, -3]}),
     ("rda with a Gaussian's tails", {"degrees": 1e6}),
-    ("rda without caution", {"caution": 0.0}),
 )
 
 

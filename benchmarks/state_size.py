@@ -15,13 +15,13 @@ from nocl.plumbing.types import JSON
 
 IMAGE_BYTES = 3 * 32 * 32
 RANKS = (0, 4, 8, 16, 24, 48)
-SHORTLIST = 20  # while sizes are compared
 
 
 def bytes_per_class(learner: RDA) -> float:
-    """Of the tensors that have a row for each class, counting means as the float32 that scoring uses."""
-    tensors = [learner.shapes.triangle, learner.shapes.directions, learner.shapes.weights]
-    return 4 * learner.feature_dim + sum(t.numel() * t.element_size() for t in tensors) / len(learner.stats)
+    """Of the tensors that have a row for each class."""
+    shapes, stats = learner.shapes, learner.stats
+    tensors = [stats.mean, stats.count, shapes.triangle, shapes.directions, shapes.weights]
+    return sum(t.numel() * t.element_size() for t in tensors) / len(stats)
 
 
 def draw(points: Sequence[dict[str, JSON]], path: Path) -> None:
@@ -55,15 +55,13 @@ def main() -> None:
     args = parser(__doc__).parse_args()
     bank, blocks = open_bank(args)
     points = [measure(bank, blocks, storage, storage=storage) for storage in ("mean", "shared")]
-    points += [
-        measure(bank, blocks, f"rank {rank}", storage="lowrank", rank=rank, shortlist=SHORTLIST) for rank in RANKS
-    ]
-    points.append(measure(bank, blocks, "full", shortlist=SHORTLIST))
+    points += [measure(bank, blocks, f"rank {rank}", storage="lowrank", rank=rank) for rank in RANKS]
+    points.append(measure(bank, blocks, "full"))
     under = [p for p in points if p["bytes_per_class"] < 10 * IMAGE_BYTES]  # type: ignore[operator]
     best = max(under, key=lambda p: p["hm"])  # type: ignore[arg-type, return-value]
     keep(
         args.out / "state_size.json", "python benchmarks/state_size.py", bank,
-        shortlist=SHORTLIST, points=points, best_below_ten_images=best["name"],
+        points=points, best_below_ten_images=best["name"],
     )  # fmt: skip
     draw(points, args.out / "state_size.svg")
 

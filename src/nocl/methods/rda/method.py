@@ -94,7 +94,7 @@ _TEMPERATURE, _BY_LENGTH, _BY_DIM = 110.4, 0.8056, -0.6885  # a line through 48 
 _SINGLE = 1.647  # times that while every class has one image
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
-    "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fourteen images a class
+    "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
 }
 
 
