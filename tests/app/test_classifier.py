@@ -11,7 +11,7 @@ import torch
 
 from nocl.app.calibration import Calibration, auc, calibrate, fit_temperature
 from nocl.app.classifier import Classifier
-from nocl.app.sharing import label_of
+from nocl.app.naming import label_of
 from nocl.data.decode import BadImageError
 from nocl.data.pictures import batch_of
 from nocl.learner import NotFittedError, UnsupportedError

@@ -3,7 +3,7 @@
 The scale of scores depends on the method. One temperature T, fitted by maximum likelihood on held-out images, makes
 ``softmax(scores / T)`` a calibrated probability. To refuse images of unknown classes, a confidence is compared with
 those of held-out images of known classes: the largest score or the largest probability, whichever separates left-out
-base classes better.
+base classes better; the largest score where there are fewer than four classes to leave some out of.
 """
 
 import math
@@ -79,7 +79,7 @@ def calibrate(scores: Tensor, columns: Tensor) -> Calibration:
     scores = scores.double().cpu()
     temperature = fit_temperature(scores, columns)
     separations = {kind: _separation(scores, columns, kind, temperature) for kind in ("score", "probability")}
-    kind: Confidence = "score" if separations["score"] >= separations["probability"] else "probability"
+    kind: Confidence = "probability" if separations["probability"] > separations["score"] else "score"
     reached = confidences(scores, kind, temperature)
     levels = torch.quantile(reached, torch.linspace(0, 1, LEVELS + 1, dtype=torch.float64))
     separation = separations[kind]

@@ -13,7 +13,7 @@ image. Labels inside the learner are hashes of the names, so that models made ap
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,8 @@ from torch import Tensor
 from nocl.app import backbones, modelfile
 from nocl.app.calibration import Calibration, hold_out
 from nocl.app.fitting import AT_ONCE, calibrate_on, fit_base, is_ready
-from nocl.app.sharing import Sharing, checked_history, label_of
+from nocl.app.naming import label_of, name_from, names_from
+from nocl.app.sharing import Sharing, checked_history
 from nocl.data import ImageSet
 from nocl.data.decode import Fit
 from nocl.data.pictures import PictureFiles, Pictures, are_files, batch_of
@@ -35,6 +36,7 @@ from nocl.learner import FrozenLearner, Learner, NotFittedError, UnsupportedErro
 from nocl.methods import make
 from nocl.nets.engine import engine_named
 from nocl.plumbing.files import DamagedFileError, holding
+from nocl.plumbing.parameters import plain
 from nocl.plumbing.types import JSON
 
 DEFAULT_METHOD = "rda"  # the best measured here without exemplars that can forget and merge exactly
@@ -66,6 +68,8 @@ class Classifier(Sharing):
     ) -> None:
         if "recipe" in (params or {}):
             raise ValueError("params holds a recipe; give it as Classifier(recipe=...), not inside params")
+        backbone, size, holdout, seed = str(backbone), plain(size), plain(holdout), plain(seed)
+        modelfile.check_arguments(size=size, holdout=holdout, seed=seed, params=plain(dict(params or {})))
         self.method, self.backbone, self.params = method, backbone, params
         self.size = backbones.find(backbone).side if size is None else size
         self._fit: Fit | None = None  # how pictures are brought to size; None: as the network says
@@ -92,7 +96,7 @@ class Classifier(Sharing):
             raise ValueError(f"unknown parameter {unknown[0]!r}. Valid: {', '.join(_PARAMETERS)}")
         if "backbone" in changes:
             changes = {"size": None} | changes  # the other network's own
-        self.__init__(**(self.get_params() | changes))  # type: ignore[misc]
+        self.__dict__.update(Classifier(**(self.get_params() | changes)).__dict__)
         return self
 
     def __repr__(self) -> str:
@@ -129,8 +133,6 @@ class Classifier(Sharing):
 
         A list of files is read as their turn comes, unless the network is trained on them. An error changes nothing.
         """
-        if not 0 <= self.holdout < 1:
-            raise ValueError(f"holdout must be from 0 to below 1, not {self.holdout}")
         learner = self._build()
         pictures = (
             PictureFiles(images, self.size, self.fit_to_size) if are_files(images) and is_ready(learner) else None
@@ -144,9 +146,10 @@ class Classifier(Sharing):
         fit_base(learner, base.subset(kept), self.seed, workdir)
         calibration = calibrate_on(learner, base.subset(held)) if len(held) else Calibration(1.0)
         self._reset()
-        self._learner, self._calibration = learner, calibration
+        self._learner = learner
         learned = labels if isinstance(learner, FrozenLearner) else labels[kept]
         self._note(Counter(self._names[label] for label in learned.tolist()))
+        self._calibration = calibration
         return self
 
     def partial_fit(self, images: Pictures, names: str | Sequence[str]) -> "Classifier":
@@ -158,24 +161,22 @@ class Classifier(Sharing):
         if not len(x):
             raise ValueError("no images were given: give at least one picture, or leave the call out")
         learner = self._ready()
-        for rows_x, rows_y in zip(x.split(AT_ONCE), y.split(AT_ONCE)):
-            learner.observe(rows_x, rows_y)
-        self._note(Counter(self._names[label] for label in y.tolist()))
+        if isinstance(learner, FrozenLearner):  # what takes long, and may be interrupted, comes before any learning
+            z = torch.cat([learner.features(rows) for rows in x.split(AT_ONCE)])
+            self._learn_rows(z, y, learner.learn)
+        else:
+            self._learn_rows(x, y, learner.observe)
         return self
 
-    def learn_features(self, z: Tensor, names: Sequence[str]) -> "Classifier":
+    def learn_features(self, z: Tensor, names: str | Sequence[str]) -> "Classifier":
         """Learn from features float [B, d] that this model's network made, as ``partial_fit`` does from the images."""
         learner = self.learner_
         if not isinstance(learner, FrozenLearner):
             raise UnsupportedError(f"method {self.method!r} trains its network and learns from images only")
+        z = torch.as_tensor(z)
         if z.ndim != 2 or z.shape[1] != learner.feature_dim:
-            raise ValueError(
-                f"this model's network makes features of {learner.feature_dim} values, not {list(z.shape)}"
-            )
-        labels = {name: label_of(modelfile.check_name(name)) for name in dict.fromkeys(names)}
-        self._names |= {label: name for name, label in labels.items()}
-        learner.learn(z.to(learner.device), torch.tensor([labels[name] for name in names], dtype=torch.int64))
-        self._note(Counter(names))
+            raise ValueError(f"this model's network makes features of {learner.feature_dim} values, not {[*z.shape]}")
+        self._learn_rows(z.to(learner.device), self._labels(names, len(z)), learner.learn)
         return self
 
     def read(self, images: Pictures) -> Tensor:
@@ -221,23 +222,21 @@ class Classifier(Sharing):
         """
         scores = self._scores(images)
         names: NDArray[Any] = np.array(self.class_names, dtype=object)[scores.argmax(1).numpy()]
-        if reject is False:
-            plain: NDArray[Any] = names.astype(np.str_)
-            return plain
+        if isinstance(reject, bool | np.bool_) and not reject:
+            answers: NDArray[Any] = names.astype(np.str_)
+            return answers
         names[self.refused(scores, reject).numpy()] = None
         return names
 
     def refused(self, scores: Tensor, reject: bool | float) -> Tensor:
         """Which rows of scores [B, K] are too unsure to be any known class: bool [B]."""
-        threshold = self._calibration.threshold(0.05 if reject is True else float(reject))
+        threshold = self._calibration.threshold(0.05 if isinstance(reject, bool | np.bool_) else float(reject))
         return self._calibration.confidences(scores) < threshold
 
     def score(self, images: Pictures, names: str | Sequence[str]) -> float:
         """The share predicted right."""
         predicted = self.predict(images)
-        truth = [names] * len(predicted) if isinstance(names, str) else list(names)
-        if len(truth) != len(predicted):
-            raise ValueError(f"{len(predicted)} images need {len(predicted)} names, not {len(truth)}")
+        truth = names_from(names, len(predicted))
         return float(np.mean([p == t for p, t in zip(predicted, truth)])) if truth else float("nan")
 
     # --- classes ----------------------------------------------------------------------------------------------
@@ -248,7 +247,7 @@ class Classifier(Sharing):
         Where all classes share a covariance, some of what it gave to that may stay (:meth:`leaves_no_trace`); ``exact``
         refuses this and changes nothing.
         """
-        learner = self.learner_
+        learner, name = self.learner_, name_from(name)
         if name not in self.counts_:
             raise KeyError(f"no class {name!r}; there are: {', '.join(self.class_names[:20])}")
         learner.forget(label_of(name), exact=exact)
@@ -260,6 +259,7 @@ class Classifier(Sharing):
 
     def leaves_no_trace(self, name: str) -> bool:
         """Whether nothing of this class would stay after ``forget``."""
+        name = name_from(name)
         return name in self.counts_ and self.learner_.leaves_no_trace(label_of(name))
 
     # --- the file ---------------------------------------------------------------------------------------------
@@ -274,15 +274,17 @@ class Classifier(Sharing):
         content, real = self.to_bytes(network=network), Path(path).resolve()
         with nullcontext() if held else holding(real):
             modelfile.put(real, content)
+        self._network = network or self._network
 
     def to_bytes(self, *, network: Literal["whole", "name"] | None = None) -> bytes:
         """The content of the file that ``save`` writes."""
-        learner = self._ready()
-        if (network or self._network) == "name" and not backbones.is_ready_by_name(self.backbone):
+        learner, how = self._ready(), network or self._network
+        if how not in ("whole", "name"):
+            raise ValueError(f'network must be "whole" or "name", not {network!r}')
+        if how == "name" and not backbones.is_ready_by_name(self.backbone):
             raise ValueError(f"the network {self.backbone!r} is not installed under a name: save it whole")
-        self._network = network or self._network
         self._entry = None  # what is learned from now on is a new entry: copies of this file can tell it apart
-        return modelfile.to_bytes(learner, self.about(), network=None if self._network == "whole" else self.backbone)
+        return modelfile.to_bytes(learner, self.about(), network=None if how == "whole" else self.backbone)
 
     @classmethod
     def load(cls, path: str | Path, *, trust: bool = False, device: str = "cpu", engine: str = "auto") -> "Classifier":
@@ -355,8 +357,8 @@ class Classifier(Sharing):
 
     def _build(self) -> Learner:
         learner = make(
-            self.method, **dict(self.params or {}),
-            backbone=backbones.find(self.backbone).network, recipe=dict(self.recipe or {}),
+            self.method, **plain(dict(self.params or {})),
+            backbone=backbones.find(self.backbone).network, recipe=plain(dict(self.recipe or {})),
             image_size=self.size, seed=self.seed,
         )  # fmt: skip
         learner.base_ = backbones.fill(learner.network, self.backbone)
@@ -373,15 +375,14 @@ class Classifier(Sharing):
         x = self.read(images)
         return x, self._labels(names, len(x))
 
+    def _learn_rows(self, rows: Tensor, y: Tensor, learn: Callable[[Tensor, Tensor], None]) -> None:
+        for part, labels in zip(rows.split(AT_ONCE), y.split(AT_ONCE)):
+            learn(part, labels)
+            self._note(Counter(self._names[label] for label in labels.tolist()))
+
     def _labels(self, names: str | Sequence[str], count: int) -> Tensor:
-        if not isinstance(names, Iterable):
-            raise TypeError(
-                f"names must be one class name or one for each image ('mug', ['mug', 'cup']), not {names!r}"
-            )
-        given = [names] * count if isinstance(names, str) else [str(name) for name in names]
-        if len(given) != count:
-            raise ValueError(f"{count} images need {count} names, not {len(given)}")
-        labels = {name: label_of(modelfile.check_name(name)) for name in dict.fromkeys(given)}
+        given = names_from(names, count)
+        labels = {name: label_of(name) for name in dict.fromkeys(given)}
         self._names |= {label: name for name, label in labels.items()}
         return torch.tensor([labels[name] for name in given], dtype=torch.int64)
 

@@ -10,13 +10,14 @@ refused. A digest detects damage, not an attack: whoever can write the file can 
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nocl.app import backbones
+from nocl.app.naming import check_name
 from nocl.learner import Learner
 from nocl.methods import METHODS, name_of, remake
 from nocl.methods._meaning import check_meaning
@@ -30,9 +31,8 @@ from nocl.plumbing.version import __version__
 KIND = "nocl model"
 FORMAT = 1
 MAX_CLASSES = 100_000
-MAX_NAME = 200  # characters of a class name
 MAX_SIDE = 1024  # pixels a side
-_MAX_NUMBER = 65_536  # of any hyper-parameter: a manipulated file must not allocate terabytes
+_MAX_NUMBER = 10**9  # of any hyper-parameter; what a file may allocate is limited by its size (NoLargerThan)
 
 Header = dict[str, JSON]
 # a function for each old format that turns its header and tensors into the next format's
@@ -128,17 +128,6 @@ def _check_header(path: Path, header: Header) -> None:
         raise DamagedFileError(f"{path}: pictures are brought to size by {header.get('fit')!r}, which is unknown")
 
 
-def check_name(name: object) -> str:
-    """A class name that can be shown and stored: 1 to 200 printable characters, no space at either end."""
-    if not isinstance(name, str):
-        raise TypeError(f"a class name must be text, not {type(name).__name__}")
-    if not name or len(name) > MAX_NAME:
-        raise ValueError(f"a class name must have 1 to {MAX_NAME} characters, not {len(name)}")
-    if name != name.strip() or not name.isprintable():
-        raise ValueError(f"class name {name!r} has spaces at an end or characters that cannot be shown")
-    return name
-
-
 def _renewed(method: str, params: dict[str, JSON], header: Header) -> dict[str, JSON]:
     """Without the defaults of a time when they meant something else: today's take their place."""
     former = METHODS[method].former if method in METHODS else {}
@@ -158,7 +147,9 @@ def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSO
     plain, enlarged = split_side(backbone)
     if enlarged is not None and not 1 <= enlarged <= MAX_SIDE:
         raise DamagedFileError(f"{path}: the network enlarges images to {enlarged} px, above {MAX_SIDE}")
-    check_trust(path, method, {**params, "named": header["backbone"]}, trust)
+    named = header["backbone"]
+    is_file = isinstance(named, str) and named.endswith(".safetensors")  # whose weights the model file carries
+    check_trust(path, method, params if is_file else {**params, "named": named}, trust)
     known = plain in BACKBONES or re.fullmatch(r"timm:[\w.\-]{1,100}|features:\d{1,6}", plain) is not None
     if not known and not trust:
         raise DamagedFileError(
@@ -169,22 +160,37 @@ def _method(path: Path, header: Header, trust: bool) -> tuple[str, dict[str, JSO
         raise DamagedFileError(f"{path}: image_size must be 1 to {MAX_SIDE}, not {side!r}")
     if not isinstance(params.get("seed", 0), int) or abs(int(params.get("seed", 0))) >= 2**63:  # type: ignore[arg-type]
         raise DamagedFileError(f"{path}: seed must be a whole number, not {params.get('seed')!r}")
-    _check_values(path, {name: value for name, value in params.items() if name != "seed"})
+    for fault in _faults({name: value for name, value in params.items() if name != "seed"}):
+        raise DamagedFileError(f"{path}: {fault}")
     return method, params
 
 
-def _check_values(path: Path, value: JSON, depth: int = 0) -> None:
+def check_arguments(size: JSON, holdout: JSON, seed: JSON, params: dict[str, JSON]) -> None:
+    """Refuse what a file could hold and nobody could read back."""
+    if size is not None and not (_is_count(size) and 1 <= int(size) <= MAX_SIDE):  # type: ignore[arg-type]
+        raise ValueError(f"size must be a whole number of pixels from 1 to {MAX_SIDE}, not {size!r}")
+    if not isinstance(holdout, int | float) or not 0 <= holdout < 1:
+        raise ValueError(f"holdout must be from 0 to below 1, not {holdout!r}")
+    if not isinstance(seed, int) or abs(seed) >= 2**63:
+        raise ValueError(f"seed must be a whole number below 2**63, not {seed!r}")
+    for fault in _faults(params):
+        raise ValueError(f"params: {fault}")
+
+
+def _faults(value: JSON, depth: int = 0) -> Iterator[str]:
+    """What no parameter of a model file may be."""
     if isinstance(value, dict | list):
         items = list(value.values()) if isinstance(value, dict) else value
         if depth > 4 or len(items) > 256:
-            raise DamagedFileError(f"{path}: parameters nested or listed beyond any use")
-        for item in items:
-            _check_values(path, item, depth + 1)
+            yield "parameters nested or listed beyond any use"
+        else:
+            for item in items:
+                yield from _faults(item, depth + 1)
     elif isinstance(value, int | float):
         if not math.isfinite(value) or abs(value) > _MAX_NUMBER:
-            raise DamagedFileError(f"{path}: parameter value {value!r} is beyond {_MAX_NUMBER}")
+            yield f"parameter value {value!r} is beyond {_MAX_NUMBER}"
     elif isinstance(value, str) and len(value) > 300:
-        raise DamagedFileError(f"{path}: a parameter has {len(value)} characters")
+        yield f"a parameter has {len(value)} characters"
 
 
 def _with_network(path: Path, header: Header, learner: Learner, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

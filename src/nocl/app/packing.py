@@ -7,7 +7,7 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensor_bytes
 
 from nocl.app.classifier import Classifier
-from nocl.app.sharing import label_of
+from nocl.app.naming import label_of
 
 
 def pack(part: Classifier) -> bytes:

@@ -5,7 +5,6 @@ models have in common, so that nothing counts twice. It has ids and counts, neve
 """
 
 import copy
-import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from nocl.app.calibration import Calibration
+from nocl.app.naming import label_of
 from nocl.learner import Learner
 
 
@@ -45,6 +45,8 @@ class Sharing:
         If both were copied from one model, what that model knew must count once. This works by itself for classes that
         only one of the two has learned since; for classes that both have learned, give that model as ``common``.
         """
+        if not isinstance(other, Sharing):
+            raise TypeError(f"merge needs a Classifier, not {other!r}; read a file with Classifier.load first")
         theirs = other.copy()
         self.learner_._check_mergeable(theirs.learner_)
         shared = self._ids() & other._ids()
@@ -56,24 +58,43 @@ class Sharing:
             self._drop_repeated(theirs, shared)
         self._names |= theirs._names
         self.learner_.merge(theirs.learner_)
+        self._drop_calibration(theirs._counts)
         self._counts += theirs._counts
         self._join_history(other)
         return self
 
     def copy(self) -> Self:
         """An independent copy that shares the network; the method must not train it."""
-        copied = copy.copy(self)
+        copied = self.successor()
+        copied._entry = self._entry = None  # from now on each has a history of its own
+        return copied
+
+    def successor(self) -> Self:
+        """A copy that takes the place of this one, which must not learn any more: the history goes on in it."""
+        copied = self._shell()
         copied._learner = self.learner_.copy_on_network()
         copied._names, copied._counts = dict(self._names), Counter(self._counts)
         copied.history_ = [{**entry, "added": dict(entry["added"])} for entry in self.history_]
         copied._entry = copied.history_[-1] if self._entry is not None else None
         return copied
 
+    def _shell(self) -> Self:
+        """Another object with the same attributes."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and ``copy.deepcopy``: a copy, so both begin a new entry of their history."""
+        self._entry = None
+        return self.__dict__.copy()
+
     def apart(self) -> Self:
         """An empty classifier on the same network, whose learning ``take_in`` adds to this one."""
-        empty = copy.copy(self)
+        empty = self._shell()
         empty._learner = self.learner_.empty_copy()
         empty._names, empty._counts, empty.history_, empty._entry = {}, Counter(), [], None
+        empty._calibration = Calibration(1.0)
         return empty
 
     def expect(self, names: Sequence[str]) -> None:
@@ -87,9 +108,13 @@ class Sharing:
         self.learner_.merge(part.learner_)
         self._note(Counter(part.counts_))
 
-    def _note(self, added: Counter[str]) -> None:
-        if self._counts and self._calibration.images and not set(added) <= set(self._counts):
+    def _drop_calibration(self, added: Counter[str]) -> None:
+        """Held-out images have calibrated the classes of their time: with the first new one they count no more."""
+        if self._calibration.images and not set(added) <= set(self._counts):
             self._calibration = replace(self._calibration, images=0)
+
+    def _note(self, added: Counter[str]) -> None:
+        self._drop_calibration(added)
         if self._entry is None:
             self._entry = {"id": secrets.token_hex(8), "added": {}}
             self.history_.append(self._entry)
@@ -139,11 +164,6 @@ class Sharing:
 
 def _counted(model: Sharing, ids: set[str]) -> Counter[str]:
     return sum((Counter(e["added"]) for e in model.history_ if e["id"] in ids), Counter[str]())
-
-
-def label_of(name: str) -> int:
-    """The label of a class name, the same in every model: 53 bits of its SHA-256."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 11
 
 
 def checked_history(history: list[Any]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from nocl.stats.ridge import RecursiveRidge, RidgeStats
 
 _LARGEST = 2**53  # of any count
 _ROUNDING = 1e-6  # relative, of matrices that are symmetric but for rounding
+_FORGOTTEN = 1e-8  # what rounding may leave of the scatter of classes that are gone
 _LABELS = ("classes_", "_extra_state")  # integers that are no counts
 _OF_CLASSES = ("n_base_", "known_", "n_common_")  # numbers of classes
 _NEVER_NEGATIVE = ("running_var", "radius_", "ridge_")  # buffers of float values
@@ -86,7 +87,7 @@ def _faults_of_statistics(stats: ClassStats) -> Iterator[str]:
         yield "a class without images has statistics"
     if stats.spread == "diagonal" and not _no_negative(stats.scatter):
         yield "a negative variance"
-    if stats.spread in ("full", "shared") and not _can_be_covariance(stats.scatter):
+    if stats.spread in ("full", "shared") and not _can_be_covariance(stats.scatter, least=_FORGOTTEN):
         yield "a negative variance, or a matrix that is no covariance"
 
 
@@ -113,15 +114,15 @@ def _no_negative(variances: Tensor) -> bool:
     return not variances.numel() or float(variances.min()) >= -1e-9 * float(variances.abs().max())
 
 
-def _can_be_covariance(matrix: Tensor, *, symmetric: bool = True) -> bool:
+def _can_be_covariance(matrix: Tensor, *, symmetric: bool = True, least: float = 0.0) -> bool:
     """Whether [..., d, d] is symmetric, with variances and with covariances that these variances allow.
 
     |c_ij| <= sqrt(c_ii c_jj) is cheap and finds a value that was put in; whether all eigenvalues are positive is not
-    asked. With ``symmetric`` False of each pair of entries only one need be there.
+    asked. With ``symmetric`` False of each pair of entries only one need be there. Up to ``least`` is rounding.
     """
     if not matrix.numel():
         return True
-    small = _ROUNDING * float(matrix.abs().max())
+    small = max(least, _ROUNDING * float(matrix.abs().max()))
     for part in matrix.view(-1, *matrix.shape[-2:]).split(64):
         spread = part.diagonal(dim1=-2, dim2=-1)
         roots = spread.clamp_min(0).sqrt()

@@ -20,6 +20,8 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from nocl.plumbing.registry import UnknownNameError, unknown
 
 
@@ -116,6 +118,19 @@ def check_values(cls: type, values: Mapping[str, object]) -> None:
             raise UnknownNameError(unknown(name, declared, f"parameter of {cls.__name__}"))
         if not declared[name].allows(value):
             raise ValueError(f"{cls.__name__}: {name} must be {declared[name].limits}, not {value!r}")
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's own numbers in place of numpy's, which JSON cannot hold.
+
+    >>> plain({"prior": np.float64(0.5), "stages": (np.int64(2), 3)})
+    {'prior': 0.5, 'stages': [2, 3]}
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _hints(function: Any) -> dict[str, Any]:

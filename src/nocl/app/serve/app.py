@@ -16,7 +16,7 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
-from nocl.app.modelfile import check_name
+from nocl.app.naming import check_name
 from nocl.app.serve.confusions import Confusions
 from nocl.app.serve.door import Door
 from nocl.app.serve.journal import FailedDiskError

@@ -233,7 +233,7 @@ class Store:
 
     def _applied(self, payload: bytes) -> Classifier:
         """The next model. It takes in what the journal holds, not what was computed, so a replay is the same."""
-        changed = self.model.copy()
+        changed = self.model.successor()
         changed.take_in(unpack(payload, self._empty))
         return changed
 

@@ -243,6 +243,8 @@ class RDA(FrozenLearner):
             self.stats.scatter -= self.sketches.scatter(torch.tensor([column], device=self.device))[0]
         super().shrink(column)
         self.sketches.remove(column)
+        if self.has_sketches and bool((self.stats.count <= self.sketches.rows + 1).all()):
+            self.stats.scatter = self.sketches.total()  # all that is left, without the rounding of what went
         if self.has_shapes:
             self.shapes.remove(column)
         if self.storage == "full":

@@ -110,6 +110,14 @@ class ClassSketches(nn.Module):
         factors = self.factors(columns)
         return factors.mT @ factors
 
+    def total(self) -> Tensor:
+        """The approximate scatter of all classes together, float64 [d, d]."""
+        whole = self.directions.new_zeros(self.dim, self.dim)
+        for part in torch.arange(len(self), device=whole.device).split(_CLASSES_AT_ONCE):
+            rows = self.factors(part).flatten(0, 1)
+            whole += rows.T @ rows
+        return whole
+
     def _of_rows(self, rows: Tensor) -> Tensor:
         """The sketches of one row each, [C, s, d]."""
         return (rows @ self.directions)[:, :, None] * rows[:, None, :]
