@@ -21,7 +21,7 @@ import torch
 
 from nocl.app.calibration import auc
 from nocl.app.classifier import Classifier
-from nocl.app.sharing import label_of
+from nocl.app.naming import label_of
 from nocl.app.weights import file as weights_file
 from nocl.data.cifar100 import cifar100
 from nocl.data.images import ImageSet
