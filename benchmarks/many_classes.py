@@ -2,8 +2,8 @@
 
     python benchmarks/many_classes.py
 
-Classes are synthetic: means and spreads drawn at random, 280 values a feature, since only time is measured. They are
-kept in the low-rank form of the preset ``compact`` (``--storage full`` for packed triangles, 157 kB a class, and twice
+Classes are synthetic: means and spreads drawn at random, 440 values a feature, since only time is measured. They are
+kept in the low-rank form of the preset ``compact`` (``--storage full`` for packed triangles, 388 kB a class, and twice
 as much again for their factors). What the first prediction after an update derives is timed apart, as ``first_call_s``:
 a service pays it once between two updates. Times are processor time of one thread. Writes many_classes.json.
 """

@@ -28,6 +28,9 @@ class InvalidResultError(ValueError):
     """A result with a missing, mistyped or contradictory field; the message names it."""
 
 
+_OPTIONAL = {"anytime", "scoring"}  # fields that a file need not have
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """One method on one stream with one seed. Every field is checked on construction."""
@@ -51,6 +54,7 @@ class RunResult:
     format: int = FORMAT
     finished: bool  # False while sessions are still to come
     anytime: Anytime | None = None  # tests in the middle of sessions, if there were any
+    scoring: int = 1  # the edition of the method's scores
 
     def __post_init__(self) -> None:
         for name, read in _READERS.items():
@@ -135,9 +139,13 @@ class RunResult:
         return metrics.class_forgetting([*tests, self.class_accuracy[-1]])
 
     def to_json(self) -> dict[str, JSON]:
-        """The result as a new JSON object; ``anytime`` only if there were such tests."""
-        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name != "anytime"}
-        return values if self.anytime is None else {**values, "anytime": _plain(asdict(self.anytime))}
+        """The result as a new JSON object; ``anytime`` only if there were such tests, ``scoring`` beyond the first."""
+        values = {
+            field.name: _plain(getattr(self, field.name)) for field in fields(self) if field.name not in _OPTIONAL
+        }
+        later = {"scoring": self.scoring} if self.scoring > 1 else {}
+        tests = {} if self.anytime is None else {"anytime": _plain(asdict(self.anytime))}
+        return {**values, **tests, **later}
 
     @classmethod
     def from_json(cls, value: JSON) -> Self:
@@ -147,7 +155,7 @@ class RunResult:
         if "format" in value:  # first, because another version may have other fields
             _known_format(value["format"], "format")
         names = {field.name for field in fields(cls)}
-        if missing := sorted(names - {"anytime"} - value.keys()):
+        if missing := sorted(names - _OPTIONAL - value.keys()):
             raise InvalidResultError(f"missing field {', '.join(missing)}; is this a result of `nocl run`?")
         if unknown := sorted(value.keys() - names):
             raise InvalidResultError(f"unknown field {', '.join(unknown)}; format {FORMAT} has no such field")
@@ -358,6 +366,7 @@ _READERS: dict[str, Callable[[object, str], Any]] = {
     "log": _object,
     "finished": _flag,
     "anytime": _anytime,
+    "scoring": _whole,
 }
 
 

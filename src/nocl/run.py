@@ -118,6 +118,7 @@ def _record(
         log=learner.log_,
         finished=session == len(stream),
         anytime=None if exam is None else exam.found,
+        scoring=learner.scoring,
     )
 
 
@@ -147,6 +148,10 @@ def _continue(learner: Learner, stream: Stream, folder: Path | None, test_every:
     wanted = (name_of(learner), _params(learner), json.loads(json.dumps(stream.describe())))
     if (result.method, result.params, result.stream) != wanted:
         raise ResumeError(f"{folder} holds another run ({result.method}); choose another folder or delete it")
+    if result.scoring != learner.scoring:
+        raise ResumeError(
+            f"{folder} was begun when {result.method} scored otherwise; choose another folder or delete it"
+        )
     tested = 0 if result.anytime is None else result.anytime.every
     if tested != test_every and len(result.accuracy) > 1:
         raise ResumeError(f"{folder} holds a run tested every {tested} images, not {test_every}; choose another folder")

@@ -55,6 +55,19 @@ def test_a_result_of_other_defaults_is_not_taken_for_this_one(tmp_path: Path) ->
     assert json.loads((folder_of(usual, tmp_path) / BEFORE).read_text())["params"]["shrinkage"] == 0.5
 
 
+def test_a_result_of_an_earlier_rule_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    now = run_grid([job("rda")], tmp_path, engine=TWO)[0].result
+    assert now is not None
+    path = folder_of(job("rda"), tmp_path) / RESULT
+    content = json.loads(path.read_text())
+    assert content.pop("scoring") == now.scoring > 1  # the first results did not say it
+    path.write_text(json.dumps(content))
+    assert RunResult.load(path).scoring == 1
+    [again] = run_grid([job("rda")], tmp_path, engine=TWO)
+    assert not again.cached
+    assert measured(again.result) == measured(now)
+
+
 def test_base_network_is_trained_once_by_jobs_that_share_it(tmp_path: Path) -> None:
     """The method's base training takes a while and counts itself; the second job must wait for the first."""
     counter = tmp_path / "trainings"

@@ -183,13 +183,17 @@ class Job:
         return over(self._preset(), self.params)
 
     def outdated(self, result: RunResult) -> dict[str, JSON]:
-        """Numbers of that result that were defaults when it was made, are not set here, and are others today."""
+        """Numbers of that result that were defaults when it was made, are not set here, and are others today.
+
+        ``scoring``, if the method scores otherwise today.
+        """
         method = by_name(self.method, METHODS, "method")
         decided = {*self.chosen(), "seed", "image_size", method.novel_classes}  # by the job, or by the run itself
         decided |= {"power"} if self._on_vectors() else set()
         usual = {name: each.default for name, each in parameters_of(method).items() if name not in decided}
         numbers = {name: default for name, default in usual.items() if isinstance(default, (int, float))}
-        return {
+        former: dict[str, JSON] = {} if result.scoring == method.scoring else {"scoring": result.scoring}
+        return former | {
             name: result.params[name] for name in numbers if result.params.get(name, numbers[name]) != numbers[name]
         }
 
