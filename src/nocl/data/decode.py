@@ -61,6 +61,7 @@ def decode(
 ) -> NDArray[np.uint8]:
     """The image in a file as ``uint8 [3, size, size]``: upright, first frame, transparency on white."""
     with _opened(source, pixel_limit) as image:
+        _reduce_while_reading(image, size)
         return to_pixels(image, size, fit)
 
 
@@ -82,8 +83,7 @@ def decoding_bytes(source: Path | BinaryIO, size: int, *, pixel_limit: int = PIX
 
 
 def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
-    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white."""
-    _reduce_while_reading(image, size)
+    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white. The image stays as it is."""
     if image.width * image.height > _LARGE:
         whole = _turned(_shrunk(image, size, fit), image.getexif().get(_ORIENTATION))
     else:
