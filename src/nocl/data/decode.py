@@ -84,10 +84,9 @@ def decoding_bytes(source: Path | BinaryIO, size: int, *, pixel_limit: int = PIX
 
 def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
     """An opened image as ``uint8 [3, size, size]``: upright, transparency on white. The image stays as it is."""
-    if image.width * image.height > _LARGE:
-        whole = _turned(_shrunk(image, size, fit), image.getexif().get(_ORIENTATION))
-    else:
-        whole = _to_rgb(ImageOps.exif_transpose(image))
+    image.load()  # before the orientation is read: Pillow turns a TIFF, and finds the tags of a PNG, while it loads
+    large = image.width * image.height > _LARGE
+    whole = _turned(_shrunk(image, size, fit) if large else _to_rgb(image), _orientation(image))
     if whole.size != (size, size):
         whole = _resized(whole, size, fit)
     return np.ascontiguousarray(np.asarray(whole).transpose(2, 0, 1))
@@ -173,8 +172,17 @@ def _shrunk(image: Image.Image, size: int, fit: Fit) -> Image.Image:
     return small
 
 
-def _turned(image: Image.Image, orientation: int | None) -> Image.Image:
-    turn = _TURNS.get(orientation or 1)
+def _orientation(image: Image.Image) -> int:
+    """The orientation tag alone: ImageOps.exif_transpose writes all tags anew, and fails at odd ones."""
+    try:
+        orientation: int = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged tags raise many kinds of errors, and the pixels are whole: upright, as without tags
+        return 1
+    return orientation
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    turn = _TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
 
 
