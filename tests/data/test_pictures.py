@@ -1,12 +1,14 @@
 """Pictures as users hand them over: every kind is read, left as it was, or refused by its position and reason."""
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from nocl.data.decode import decode
+from nocl.data.decode import decode, to_pixels
 from nocl.data.pictures import batch_of
 from tests.support.data_layouts import pixels
 
@@ -29,3 +31,42 @@ def test_a_large_photograph_of_the_caller_keeps_its_size(tmp_path: Path) -> None
     assert photo.size == (2800, 2100)
     assert np.asarray(photo).shape == (2100, 2800, 3)
     assert np.abs(got - decode(tmp_path / "large.jpg", 32)).mean() < 2.5
+
+
+@pytest.mark.parametrize("side", [4, 2100])
+def test_32_bit_integers_up_to_255_are_8_bit(side: int) -> None:
+    values = np.full((side, side), 200, dtype=np.int32)
+    values[: side // 2] = 0
+    found = to_pixels(Image.fromarray(values), 4)
+    assert found[:, 0, 0].tolist() == [0] * 3
+    assert np.abs(found[:, 3, 3].astype(int) - 200).max() <= 2
+
+
+def test_32_bit_integers_above_255_are_16_bit_everywhere() -> None:
+    values = np.full((2100, 2100), 200, dtype=np.int32)  # a strip of it alone would look like 8 bits
+    values[-2:] = 25700
+    assert to_pixels(Image.fromarray(values), 4)[:, 0].max() <= 1
+    assert to_pixels(Image.fromarray(values[-4:, :4]), 4)[0].tolist() == [[1] * 4] * 2 + [[100] * 4] * 2
+
+
+def signed_tiff(value: int) -> bytes:
+    """4x4 grey pixels of 16 bits with a sign, which Pillow opens in mode I."""
+    tags = {256: 4, 257: 4, 258: 16, 259: 1, 262: 1, 273: 134, 277: 1, 278: 4, 279: 32}
+    rows = [struct.pack("<HHII", tag, 4, 1, number) for tag, number in tags.items()]
+    rows.append(struct.pack("<HHII", 339, 4, 1, 2))  # SampleFormat: signed
+    head = b"II*\0" + struct.pack("<IH", 8, len(rows)) + b"".join(rows)
+    return head.ljust(tags[273], b"\0") + struct.pack("<h", value) * 16
+
+
+def test_a_dark_16_bit_file_stays_dark(tmp_path: Path) -> None:
+    values = np.full((4, 4), 200, dtype=np.uint16)
+    for suffix in ("png", "ppm", "tiff"):
+        path = tmp_path / f"x.{suffix}"
+        Image.fromarray(values).save(path)
+        assert decode(path, 4).max() == 1
+        assert batch_of(Image.open(path), 4).max() == 1
+    assert Image.open(io.BytesIO(signed_tiff(200))).mode == "I"
+    assert batch_of(signed_tiff(200), 4).max() == 1
+    older = Image.fromarray(values.astype(np.int32))
+    older.format = "PNG"  # as Pillow 10 opens a PNG of 16 bits
+    assert to_pixels(older, 4).max() == 1

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ _TURNS = {
 
 # What cameras, browsers and data sets produce; not EPS, PDF and the like, which call other programs.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+_SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # where Pillow's mode I means 16 bits
 
 
 class BadImageError(ValueError):
@@ -83,10 +84,16 @@ def decoding_bytes(source: Path | BinaryIO, size: int, *, pixel_limit: int = PIX
 
 
 def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
-    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white. The image stays as it is."""
+    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white. The image stays as it is.
+
+    Grey of 16 bits (Pillow's modes ``I;16``, and ``I`` of a PNG, PPM or 16-bit TIFF) is scaled so that 65535 is white.
+    Other images of mode ``I`` (32-bit integers) are taken as 8-bit if no value is above 255, and as 16-bit otherwise.
+    Values below 0 or above 65535 are refused, and so is mode ``F`` (floating point).
+    """
     image.load()  # before the orientation is read: Pillow turns a TIFF, and finds the tags of a PNG, while it loads
+    white = _white(image)
     large = image.width * image.height > _LARGE
-    whole = _turned(_shrunk(image, size, fit) if large else _to_rgb(image), _orientation(image))
+    whole = _turned(_shrunk(image, size, fit, white) if large else _to_rgb(image, white), _orientation(image))
     if whole.size != (size, size):
         whole = _resized(whole, size, fit)
     return np.ascontiguousarray(np.asarray(whole).transpose(2, 0, 1))
@@ -156,7 +163,7 @@ def _cost(form: str, pixels: int, progressive: bool) -> int:
     return _STRIP_BYTES + each * pixels + (16 * pixels if pixels <= _LARGE else 0)  # larger ones: by strips
 
 
-def _shrunk(image: Image.Image, size: int, fit: Fit) -> Image.Image:
+def _shrunk(image: Image.Image, size: int, fit: Fit, white: int) -> Image.Image:
     """A large image as RGB, reduced strip by strip so that it is never in memory twice."""
     left, top, right, bottom = 0, 0, image.width, image.height
     if fit != "squash":
@@ -167,7 +174,7 @@ def _shrunk(image: Image.Image, size: int, fit: Fit) -> Image.Image:
     small = Image.new("RGB", (-(-(right - left) // across), -(-(bottom - top) // down)))
     rows = down * max(1, 1_000_000 // ((right - left) * down))
     for start in range(top, bottom, rows):
-        strip = _to_rgb(image.crop((left, start, right, min(bottom, start + rows))))
+        strip = _to_rgb(image.crop((left, start, right, min(bottom, start + rows))), white)
         small.paste(strip.reduce((across, down)), (0, (start - top) // down))
     return small
 
@@ -265,10 +272,21 @@ def _formats() -> list[str]:
     return [name for name in _FORMATS if name in Image.OPEN]
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any pixel format to 8-bit RGB."""
+def _white(image: Image.Image) -> int:
+    """The value of white in grey of more than 8 bits, found from the whole image: a part of it may be dark."""
+    if image.mode != "I":
+        return 65535
+    low, high = cast("tuple[int, int]", image.getextrema())
+    if low < 0 or high > 65535:
+        raise BadImageError("pixels of more than 16 bits have no defined white; save it with 8 or 16 bits")
+    bits = getattr(image, "tag_v2", {}).get(258)  # BitsPerSample of a TIFF
+    return 65535 if high > 255 or image.format in _SIXTEEN_BIT_FORMATS or bits == (16,) else 255
+
+
+def _to_rgb(image: Image.Image, white: int = 65535) -> Image.Image:
+    """Convert any pixel format to 8-bit RGB; ``white`` concerns grey of more than 8 bits."""
     if image.mode.startswith("I"):
-        return _from_deep_grey(image)
+        return _from_deep_grey(image, white)
     if image.mode == "F":
         raise BadImageError("floating-point pixels have no defined white; save it with 8 or 16 bits")
     if image.has_transparency_data:
@@ -278,12 +296,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _from_deep_grey(image: Image.Image) -> Image.Image:
-    """16-bit grey, scaled so that 65535 is white; Pillow's own conversion would clip it at 255."""
+def _from_deep_grey(image: Image.Image, white: int) -> Image.Image:
+    """Grey of more than 8 bits, scaled by its white; Pillow's own conversion would clip it at 255."""
+    step = white // 255
     values: NDArray[Any] = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 65535:
-        raise BadImageError("pixels of more than 16 bits have no defined white; save it with 8 or 16 bits")
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(((values + step // 2) // step).astype(np.uint8)).convert("RGB")
 
 
 def _resized(image: Image.Image, size: int, fit: Fit) -> Image.Image:
