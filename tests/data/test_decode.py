@@ -143,6 +143,37 @@ def test_what_is_no_image_is_refused(tmp_path: Path, name: str, raw: bytes, reas
         decode(tmp_path / name, 8)
 
 
+@pytest.mark.parametrize(
+    ("name", "raw", "kind"),
+    [
+        ("photo.heic", b"\0\0\0\x18ftypheic" + bytes(40), "HEIC"),
+        ("renamed.jpg", b"\0\0\0\x18ftypheic" + bytes(40), "HEIC"),
+        ("photo.HEIC", b"cut off", "HEIC"),
+        ("page.svg", b"<?xml version='1.0'?>\n<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+        ("page.pdf", b"%PDF-1.7\n", "PDF"),
+    ],
+)
+def test_other_formats_are_named_with_the_remedy(tmp_path: Path, name: str, raw: bytes, kind: str) -> None:
+    (tmp_path / name).write_bytes(raw)
+    words = f"{kind}, not an image in a format that can be read .*JPEG.*PNG.*; convert it to JPEG or PNG"
+    with pytest.raises(BadImageError, match=words):
+        decode(tmp_path / name, 8)
+
+
+def test_what_the_system_refuses_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadImageError, match=r"^a folder, not a picture; give the files in it$"):
+        decode(tmp_path, 8)
+    with pytest.raises(BadImageError, match=r"^cannot be opened: File name too long"):
+        decode(tmp_path / ("x" * 300), 8)
+
+    def forbidden(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(decoding, "open", forbidden, raising=False)  # tests may run as root, who may read everything
+    with pytest.raises(BadImageError, match=r"^no permission to read the file"):
+        decode(tmp_path / "x.png", 8)
+
+
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "gif", "bmp", "tiff"])
 def test_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
     whole = tmp_path / f"whole.{suffix}"

@@ -39,6 +39,13 @@ _TURNS = {
 # What cameras, browsers and data sets produce; not EPS, PDF and the like, which call other programs.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 _SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # where Pillow's mode I means 16 bits
+# What people take for readable images too, by the file's suffix and by its first bytes.
+_OTHER_SUFFIXES = {
+    ".heic": "HEIC", ".heif": "HEIC", ".svg": "SVG", ".pdf": "PDF", ".eps": "PostScript", ".psd": "PSD",
+    ".jxl": "JPEG XL",
+}  # fmt: skip
+_OTHER_HEADS = {b"%PDF": "PDF", b"%!PS": "PostScript", b"8BPS": "PSD", b"\xff\x0a": "JPEG XL"}
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 class BadImageError(ValueError):
@@ -113,13 +120,43 @@ def _opened(source: Path | BinaryIO, pixel_limit: int) -> Iterator[Image.Image]:
     except BadImageError:
         raise
     except UnidentifiedImageError:
-        raise BadImageError("empty file" if _is_empty(source) else "not an image") from None
-    except FileNotFoundError:
-        raise BadImageError("no such file") from None
+        raise BadImageError(_why_unknown(source)) from None
     except Image.DecompressionBombError:
         raise BadImageError(f"more pixels than the limit of {pixel_limit}") from None
     except Exception as error:  # decoders raise many kinds of errors for damaged files
-        raise BadImageError(f"damaged: {error}") from error
+        raise BadImageError(_why_unread(source, error)) from error
+
+
+def _why_unknown(source: Path | BinaryIO) -> str:
+    """The reason for a file that no decoder takes for its own."""
+    head = _first_bytes(source, 1024)
+    if not head:
+        return "empty file"
+    kind = _other_format(head) or (_OTHER_SUFFIXES.get(source.suffix.lower()) if isinstance(source, Path) else None)
+    if kind is None:
+        return "not an image"
+    return f"{kind}, not an image in a format that can be read ({', '.join(_formats())}); convert it to JPEG or PNG"
+
+
+def _other_format(head: bytes) -> str | None:
+    if head[4:8] == b"ftyp" and head[8:12] in _HEIC_BRANDS:
+        return "HEIC"
+    if b"<svg" in head:
+        return "SVG"
+    return next((kind for start, kind in _OTHER_HEADS.items() if head.startswith(start)), None)
+
+
+def _why_unread(source: Path | BinaryIO, error: Exception) -> str:
+    """The reason for a file that could not be read: what the system says about it, or that it is damaged."""
+    if isinstance(source, Path) and os.path.isdir(source):
+        return "a folder, not a picture; give the files in it"
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, PermissionError):
+        return "no permission to read the file; change its permissions or leave it out"
+    if isinstance(error, OSError) and error.errno is not None:  # decoders raise OSError without a number
+        return f"cannot be opened: {error.strerror}"
+    return f"damaged: {error}"
 
 
 def _check_pixels(width: int, height: int, limit: int) -> None:
@@ -129,13 +166,7 @@ def _check_pixels(width: int, height: int, limit: int) -> None:
 
 def _webp_sides(source: Path | BinaryIO) -> tuple[int, int] | None:
     """Width and height of a WebP's canvas, from its first bytes; None for other files."""
-    if isinstance(source, Path):
-        with open(source, "rb") as file:
-            head = file.read(30)
-    else:
-        source.seek(0)
-        head = source.read(30)
-        source.seek(0)
+    head = _first_bytes(source, 30)
     if len(head) < 30 or head[:4] != b"RIFF" or head[8:12] != b"WEBP":
         return None
     if head[12:16] == b"VP8X":  # of the canvas; frames of an animation may be much smaller
@@ -144,6 +175,16 @@ def _webp_sides(source: Path | BinaryIO) -> tuple[int, int] | None:
         bits = int.from_bytes(head[21:25], "little")
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+
+
+def _first_bytes(source: Path | BinaryIO, count: int) -> bytes:
+    if isinstance(source, Path):
+        with open(source, "rb") as file:
+            return file.read(count)
+    source.seek(0)
+    head = source.read(count)
+    source.seek(0)
+    return head
 
 
 def _tile_pixels(image: Image.Image) -> int:
@@ -191,10 +232,6 @@ def _orientation(image: Image.Image) -> int:
 def _turned(image: Image.Image, orientation: int) -> Image.Image:
     turn = _TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
-
-
-def _is_empty(source: Path | BinaryIO) -> bool:
-    return (source.stat().st_size if isinstance(source, Path) else source.seek(0, os.SEEK_END)) == 0
 
 
 @dataclass(frozen=True, eq=False)
