@@ -3,12 +3,14 @@
 import io
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from nocl.data.decode import decode, to_pixels
+from nocl.data.decode import BadImageError, decode, to_pixels
 from nocl.data.pictures import batch_of
 from tests.support.data_layouts import pixels
 
@@ -31,6 +33,23 @@ def test_a_large_photograph_of_the_caller_keeps_its_size(tmp_path: Path) -> None
     assert photo.size == (2800, 2100)
     assert np.asarray(photo).shape == (2100, 2800, 3)
     assert np.abs(got - decode(tmp_path / "large.jpg", 32)).mean() < 2.5
+
+
+@pytest.mark.parametrize(
+    ("empty", "words"),
+    [
+        (np.zeros((0, 20, 3), np.uint8), r"picture 0 .*\[0, 20, 3\]"),
+        (np.zeros((2, 3, 20, 0), np.uint8), r"picture 0 .*\[2, 3, 20, 0\]"),
+        (torch.zeros(3, 0, 0, dtype=torch.uint8), r"picture 0 .*\[3, 0, 0\]"),
+        (Image.new("RGB", (0, 0)), "picture 0: .*0x0 pixels"),
+        (Image.new("L", (0, 7)), "picture 0: .*0x7 pixels"),
+        ([EXPECTED, np.zeros((5, 0, 3), np.uint8)], r"picture 1 .*\[5, 0, 3\]"),
+        ([PNG, Image.new("RGB", (4, 0))], "picture 1: .*4x0 pixels"),
+    ],
+)
+def test_a_picture_without_pixels_is_refused(empty: Any, words: str) -> None:
+    with pytest.raises(BadImageError, match=words):
+        batch_of(empty, 8)
 
 
 @pytest.mark.parametrize("side", [4, 2100])

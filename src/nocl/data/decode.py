@@ -97,6 +97,8 @@ def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.ui
     Other images of mode ``I`` (32-bit integers) are taken as 8-bit if no value is above 255, and as 16-bit otherwise.
     Values below 0 or above 65535 are refused, and so is mode ``F`` (floating point).
     """
+    if 0 in image.size:
+        raise BadImageError(f"{image.width}x{image.height} pixels; width and height must be at least 1")
     image.load()  # before the orientation is read: Pillow turns a TIFF, and finds the tags of a PNG, while it loads
     white = _white(image)
     large = image.width * image.height > _LARGE

@@ -58,7 +58,7 @@ class PictureFiles:
 def pixels_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Iterator[NDArray[np.uint8]]:
     """One ``uint8 [3, size, size]`` after the other."""
     if isinstance(pictures, np.ndarray | Tensor):
-        yield from (_fitted(image, size, fit) for image in _images_in(pictures))
+        yield from (_fitted(image, size, fit) for image in _images_in(pictures, 0))
     elif isinstance(pictures, Image.Image | str | Path | bytes):
         yield _one(pictures, size, fit, 0)
     elif not isinstance(pictures, Iterable):
@@ -72,7 +72,7 @@ def pixels_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Iterator[NDAr
 
 def _one(picture: Picture, size: int, fit: Fit, position: int) -> NDArray[np.uint8]:
     if isinstance(picture, np.ndarray | Tensor):
-        found = list(_images_in(picture))
+        found = list(_images_in(picture, position))
         if len(found) != 1:
             raise ValueError(
                 f"picture {position} is a batch of {len(found)}; give one batch or a list of single images"
@@ -91,15 +91,20 @@ def _one(picture: Picture, size: int, fit: Fit, position: int) -> NDArray[np.uin
     raise TypeError(f"{where} is a {type(picture).__name__}; give arrays, tensors, PIL images, paths or bytes")
 
 
-def _images_in(array: NDArray[np.uint8] | Tensor) -> NDArray[np.uint8]:
-    """An array of one image or many, as ``uint8 [B, 3, H, W]``."""
+def _images_in(array: NDArray[np.uint8] | Tensor, position: int) -> NDArray[np.uint8]:
+    """An array of one image or many, the first at ``position``, as ``uint8 [B, 3, H, W]``."""
     values = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
     if values.dtype != np.uint8:
         raise TypeError(f"pixels must be uint8 from 0 to 255, not {values.dtype}; convert them first")
     batch = values[None] if values.ndim == 3 else values
     if batch.ndim != 4 or 3 not in (batch.shape[1], batch.shape[3]):
         raise ValueError(f"images must be [B, 3, H, W] or [B, H, W, 3] (or one without B), not {list(values.shape)}")
-    return batch if batch.shape[1] == 3 else batch.transpose(0, 3, 1, 2)
+    images = batch if batch.shape[1] == 3 else batch.transpose(0, 3, 1, 2)
+    if len(images) and 0 in images.shape[2:]:
+        raise BadImageError(
+            f"picture {position} has no pixels: its shape is {list(values.shape)}; height and width must be at least 1"
+        )
+    return images
 
 
 def _fitted(image: NDArray[np.uint8], size: int, fit: Fit) -> NDArray[np.uint8]:
