@@ -2,6 +2,8 @@
 
 import io
 import struct
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from PIL import Image
 
 from nocl.data.decode import BadImageError, decode, to_pixels
-from nocl.data.pictures import batch_of
+from nocl.data.pictures import PictureFiles, are_files, batch_of
 from tests.support.data_layouts import pixels
 
 
@@ -50,6 +52,118 @@ def test_a_large_photograph_of_the_caller_keeps_its_size(tmp_path: Path) -> None
 def test_a_picture_without_pixels_is_refused(empty: Any, words: str) -> None:
     with pytest.raises(BadImageError, match=words):
         batch_of(empty, 8)
+
+
+def test_no_pictures_at_all_are_an_empty_batch() -> None:
+    for nothing in ([], np.zeros((0, 3, 8, 8), np.uint8), np.array([], dtype=object)):
+        assert batch_of(nothing, 8).shape == (0, 3, 8, 8)
+
+
+def cut_short() -> Image.Image:
+    whole = encoded(Image.fromarray(pixels(1, 64, 64, 3)), "JPEG")
+    return Image.open(io.BytesIO(whole[: len(whole) // 2]))
+
+
+def closed() -> Image.Image:
+    image = Image.fromarray(pixels(0, 8, 8, 3))
+    image.close()
+    return image
+
+
+def closed_before_it_was_read(path: Path) -> Image.Image:
+    path.write_bytes(PNG)
+    with Image.open(path) as image:
+        return image
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (cut_short, "truncated"),
+        (closed, "closed"),
+        (lambda: Image.new("La", (8, 8)), "La"),
+        (lambda: Image.new("F", (8, 8)), "no defined white"),
+        (lambda: Image.new("F", (2500, 2000)), "no defined white"),
+    ],
+)
+def test_an_opened_picture_that_cannot_be_read_is_named(make: Callable[[], Image.Image], words: str) -> None:
+    with pytest.raises(BadImageError, match=f"^picture 1: .*{words}"):
+        batch_of([PNG, make()], 8)
+
+
+def test_a_picture_closed_before_it_was_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadImageError, match=r"picture 0: .*closed.*load\(\)"):
+        batch_of(closed_before_it_was_read(tmp_path / "x.png"), 8)
+
+
+def test_arrays_of_paths_are_lists_of_paths(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(PNG)
+    path = tmp_path / "x.png"
+    columns = [np.array([str(path)] * 2), np.array([path, str(path)], dtype=object)]
+    for column in columns:
+        np.testing.assert_array_equal(batch_of(column, 8).numpy(), [EXPECTED] * 2)
+        assert are_files(column)
+        np.testing.assert_array_equal(PictureFiles(column, 8, "crop")[np.array([1])], EXPECTED[None])
+    np.testing.assert_array_equal(batch_of(np.array(str(path)), 8).numpy(), EXPECTED[None])
+    mixed = np.empty(2, dtype=object)
+    mixed[:] = [PNG, Image.open(path)]
+    np.testing.assert_array_equal(batch_of(mixed, 8).numpy(), [EXPECTED] * 2)
+    assert not are_files(mixed)
+
+
+def test_a_table_of_paths_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"\[2, 1\].*ravel"):
+        batch_of(np.array([["a.jpg"], ["b.jpg"]]), 8)
+    with pytest.raises(TypeError, match="picture 1 is a float"):
+        batch_of(np.array([PNG, float("nan")], dtype=object), 8)
+
+
+def test_bytes_of_every_kind_are_pictures() -> None:
+    for content in (PNG, bytearray(PNG), memoryview(PNG)):
+        np.testing.assert_array_equal(batch_of(content, 8).numpy(), EXPECTED[None])
+        np.testing.assert_array_equal(batch_of([content, content], 8).numpy(), [EXPECTED] * 2)
+
+
+def test_an_open_file_is_read_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(PNG)
+    written = io.BytesIO()
+    written.write(PNG)  # stands at its end, as after image.save(file)
+    with open(tmp_path / "x.png", "rb") as file:
+        file.seek(5)
+        for source, position in ((file, 5), (written, len(PNG))):
+            np.testing.assert_array_equal(batch_of(source, 8).numpy(), EXPECTED[None])
+            np.testing.assert_array_equal(batch_of([source, source], 8).numpy(), [EXPECTED] * 2)
+            assert source.tell() == position
+            assert not source.closed
+
+
+def test_a_stream_that_cannot_seek_is_a_picture(tmp_path: Path) -> None:
+    class Stream:
+        def read(self) -> bytes:
+            return PNG
+
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("x.png", PNG)
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive, archive.open("x.png") as member:
+        for source in (Stream(), member):
+            np.testing.assert_array_equal(batch_of(source, 8).numpy(), EXPECTED[None])  # type: ignore[arg-type]
+
+
+def test_files_that_give_no_bytes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(PNG)
+    with open(tmp_path / "x.png") as text, pytest.raises(TypeError, match=r"picture 0 .*text.*'rb'"):
+        batch_of(text, 8)  # type: ignore[arg-type]
+    with open(tmp_path / "y.png", "wb") as written:
+        written.write(PNG)
+        with pytest.raises(BadImageError, match="picture 0: cannot be read"):
+            batch_of(written, 8)
+        assert written.tell() == len(PNG)
+    shut = io.BytesIO(PNG)
+    shut.close()
+    with pytest.raises(BadImageError, match=r"picture 1: .*closed"):
+        batch_of([PNG, shut], 8)
+    with pytest.raises(BadImageError, match="picture 0: not an image"):
+        batch_of(io.BytesIO(b"nothing"), 8)
 
 
 @pytest.mark.parametrize("side", [4, 2100])

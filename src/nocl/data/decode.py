@@ -49,7 +49,7 @@ _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b
 
 
 class BadImageError(ValueError):
-    """A file that is not a complete image in a supported format."""
+    """A file or picture that is not a complete image in a supported format."""
 
 
 class BadImagesError(ValueError):
