@@ -1,5 +1,6 @@
 """The classifier for applications: habits, inputs, names, calibration, forgetting, merging."""
 
+import io
 import sys
 import types
 from pathlib import Path
@@ -85,7 +86,8 @@ def test_every_kind_of_picture_gives_the_same_answer(tmp_path: Path) -> None:
     expected = model.decision_function(x)
     kinds = [
         x.numpy(), x.permute(0, 2, 3, 1).numpy(), [image_of(image) for image in x], files, [str(f) for f in files],
-        [f.read_bytes() for f in files], [x[0], x[1].numpy()],
+        [f.read_bytes() for f in files], [x[0], x[1].numpy()], np.array([str(f) for f in files]),
+        np.array(files, dtype=object), [io.BytesIO(f.read_bytes()) for f in files],
     ]  # fmt: skip
     for kind in kinds:
         np.testing.assert_array_equal(model.decision_function(kind), expected)

@@ -43,6 +43,38 @@ def test_exif_rotation_is_undone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(decode(tmp_path / "x.png", 8), quarters().transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "WEBP"])
+def test_every_orientation_is_undone_as_pillow_does_it(form: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    Image.fromarray(quarters()).save(file, form, exif=exif, lossless=True)
+    upright = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
+    np.testing.assert_array_equal(decode(file, 8), np.asarray(upright).transpose(2, 0, 1))
+
+
+def exif_of(*tags: tuple[int, int, bytes]) -> bytes:
+    """EXIF of one value a tag, as (tag, type, four bytes), as a careless program writes it."""
+    counts = {2: 4, 3: 1, 9: 1}  # ASCII, SHORT, SLONG
+    rows = b"".join(struct.pack("<HHI", tag, kind, counts[kind]) + value for tag, kind, value in tags)
+    return b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(tags)) + rows + bytes(4)
+
+
+@pytest.mark.parametrize("odd", [(282, 2, b"72a\0"), (282, 9, struct.pack("<i", -5)), (256, 2, b"640\0")])
+def test_odd_tags_beside_the_orientation_do_not_matter(odd: tuple[int, int, bytes]) -> None:
+    block = exif_of(odd, (0x0112, 3, struct.pack("<HH", 6, 0)))
+    file = io.BytesIO()
+    Image.fromarray(np.rot90(quarters(), 1)).save(file, "PNG", exif=block)
+    np.testing.assert_array_equal(decode(file, 8), quarters().transpose(2, 0, 1))
+
+
+def test_tags_that_cannot_be_read_count_as_upright() -> None:
+    file = io.BytesIO()
+    Image.fromarray(quarters()).save(file, "PNG", exif=b"Exif\0\0this is no TIFF header")
+    np.testing.assert_array_equal(decode(file, 8), quarters().transpose(2, 0, 1))
+
+
 def test_cmyk_jpeg_has_the_colours_of_its_rgb_original(tmp_path: Path) -> None:
     Image.new("RGB", (16, 16), (200, 40, 90)).convert("CMYK").save(tmp_path / "x.jpg", quality=100)
     found = decode(tmp_path / "x.jpg", 16)[:, 8, 8].astype(int)
@@ -109,6 +141,37 @@ def test_what_is_no_image_is_refused(tmp_path: Path, name: str, raw: bytes, reas
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(BadImageError, match=reason):
         decode(tmp_path / name, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "kind"),
+    [
+        ("photo.heic", b"\0\0\0\x18ftypheic" + bytes(40), "HEIC"),
+        ("renamed.jpg", b"\0\0\0\x18ftypheic" + bytes(40), "HEIC"),
+        ("photo.HEIC", b"cut off", "HEIC"),
+        ("page.svg", b"<?xml version='1.0'?>\n<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+        ("page.pdf", b"%PDF-1.7\n", "PDF"),
+    ],
+)
+def test_other_formats_are_named_with_the_remedy(tmp_path: Path, name: str, raw: bytes, kind: str) -> None:
+    (tmp_path / name).write_bytes(raw)
+    words = f"{kind}, not an image in a format that can be read .*JPEG.*PNG.*; convert it to JPEG or PNG"
+    with pytest.raises(BadImageError, match=words):
+        decode(tmp_path / name, 8)
+
+
+def test_what_the_system_refuses_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadImageError, match=r"^a folder, not a picture; give the files in it$"):
+        decode(tmp_path, 8)
+    with pytest.raises(BadImageError, match=r"^cannot be opened: File name too long"):
+        decode(tmp_path / ("x" * 300), 8)
+
+    def forbidden(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(decoding, "open", forbidden, raising=False)  # tests may run as root, who may read everything
+    with pytest.raises(BadImageError, match=r"^no permission to read the file"):
+        decode(tmp_path / "x.png", 8)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "gif", "bmp", "tiff"])

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +38,18 @@ _TURNS = {
 
 # What cameras, browsers and data sets produce; not EPS, PDF and the like, which call other programs.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+_SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # where Pillow's mode I means 16 bits
+# What people take for readable images too, by the file's suffix and by its first bytes.
+_OTHER_SUFFIXES = {
+    ".heic": "HEIC", ".heif": "HEIC", ".svg": "SVG", ".pdf": "PDF", ".eps": "PostScript", ".psd": "PSD",
+    ".jxl": "JPEG XL",
+}  # fmt: skip
+_OTHER_HEADS = {b"%PDF": "PDF", b"%!PS": "PostScript", b"8BPS": "PSD", b"\xff\x0a": "JPEG XL"}
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 class BadImageError(ValueError):
-    """A file that is not a complete image in a supported format."""
+    """A file or picture that is not a complete image in a supported format."""
 
 
 class BadImagesError(ValueError):
@@ -61,6 +69,7 @@ def decode(
 ) -> NDArray[np.uint8]:
     """The image in a file as ``uint8 [3, size, size]``: upright, first frame, transparency on white."""
     with _opened(source, pixel_limit) as image:
+        _reduce_while_reading(image, size)
         return to_pixels(image, size, fit)
 
 
@@ -82,12 +91,18 @@ def decoding_bytes(source: Path | BinaryIO, size: int, *, pixel_limit: int = PIX
 
 
 def to_pixels(image: Image.Image, size: int, fit: Fit = "crop") -> NDArray[np.uint8]:
-    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white."""
-    _reduce_while_reading(image, size)
-    if image.width * image.height > _LARGE:
-        whole = _turned(_shrunk(image, size, fit), image.getexif().get(_ORIENTATION))
-    else:
-        whole = _to_rgb(ImageOps.exif_transpose(image))
+    """An opened image as ``uint8 [3, size, size]``: upright, transparency on white. The image stays as it is.
+
+    Grey of 16 bits (Pillow's modes ``I;16``, and ``I`` of a PNG, PPM or 16-bit TIFF) is scaled so that 65535 is white.
+    Other images of mode ``I`` (32-bit integers) are taken as 8-bit if no value is above 255, and as 16-bit otherwise.
+    Values below 0 or above 65535 are refused, and so is mode ``F`` (floating point).
+    """
+    if 0 in image.size:
+        raise BadImageError(f"{image.width}x{image.height} pixels; width and height must be at least 1")
+    image.load()  # before the orientation is read: Pillow turns a TIFF, and finds the tags of a PNG, while it loads
+    white = _white(image)
+    large = image.width * image.height > _LARGE
+    whole = _turned(_shrunk(image, size, fit, white) if large else _to_rgb(image, white), _orientation(image))
     if whole.size != (size, size):
         whole = _resized(whole, size, fit)
     return np.ascontiguousarray(np.asarray(whole).transpose(2, 0, 1))
@@ -107,13 +122,43 @@ def _opened(source: Path | BinaryIO, pixel_limit: int) -> Iterator[Image.Image]:
     except BadImageError:
         raise
     except UnidentifiedImageError:
-        raise BadImageError("empty file" if _is_empty(source) else "not an image") from None
-    except FileNotFoundError:
-        raise BadImageError("no such file") from None
+        raise BadImageError(_why_unknown(source)) from None
     except Image.DecompressionBombError:
         raise BadImageError(f"more pixels than the limit of {pixel_limit}") from None
     except Exception as error:  # decoders raise many kinds of errors for damaged files
-        raise BadImageError(f"damaged: {error}") from error
+        raise BadImageError(_why_unread(source, error)) from error
+
+
+def _why_unknown(source: Path | BinaryIO) -> str:
+    """The reason for a file that no decoder takes for its own."""
+    head = _first_bytes(source, 1024)
+    if not head:
+        return "empty file"
+    kind = _other_format(head) or (_OTHER_SUFFIXES.get(source.suffix.lower()) if isinstance(source, Path) else None)
+    if kind is None:
+        return "not an image"
+    return f"{kind}, not an image in a format that can be read ({', '.join(_formats())}); convert it to JPEG or PNG"
+
+
+def _other_format(head: bytes) -> str | None:
+    if head[4:8] == b"ftyp" and head[8:12] in _HEIC_BRANDS:
+        return "HEIC"
+    if b"<svg" in head:
+        return "SVG"
+    return next((kind for start, kind in _OTHER_HEADS.items() if head.startswith(start)), None)
+
+
+def _why_unread(source: Path | BinaryIO, error: Exception) -> str:
+    """The reason for a file that could not be read: what the system says about it, or that it is damaged."""
+    if isinstance(source, Path) and os.path.isdir(source):
+        return "a folder, not a picture; give the files in it"
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, PermissionError):
+        return "no permission to read the file; change its permissions or leave it out"
+    if isinstance(error, OSError) and error.errno is not None:  # decoders raise OSError without a number
+        return f"cannot be opened: {error.strerror}"
+    return f"damaged: {error}"
 
 
 def _check_pixels(width: int, height: int, limit: int) -> None:
@@ -123,13 +168,7 @@ def _check_pixels(width: int, height: int, limit: int) -> None:
 
 def _webp_sides(source: Path | BinaryIO) -> tuple[int, int] | None:
     """Width and height of a WebP's canvas, from its first bytes; None for other files."""
-    if isinstance(source, Path):
-        with open(source, "rb") as file:
-            head = file.read(30)
-    else:
-        source.seek(0)
-        head = source.read(30)
-        source.seek(0)
+    head = _first_bytes(source, 30)
     if len(head) < 30 or head[:4] != b"RIFF" or head[8:12] != b"WEBP":
         return None
     if head[12:16] == b"VP8X":  # of the canvas; frames of an animation may be much smaller
@@ -138,6 +177,16 @@ def _webp_sides(source: Path | BinaryIO) -> tuple[int, int] | None:
         bits = int.from_bytes(head[21:25], "little")
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+
+
+def _first_bytes(source: Path | BinaryIO, count: int) -> bytes:
+    if isinstance(source, Path):
+        with open(source, "rb") as file:
+            return file.read(count)
+    source.seek(0)
+    head = source.read(count)
+    source.seek(0)
+    return head
 
 
 def _tile_pixels(image: Image.Image) -> int:
@@ -157,7 +206,7 @@ def _cost(form: str, pixels: int, progressive: bool) -> int:
     return _STRIP_BYTES + each * pixels + (16 * pixels if pixels <= _LARGE else 0)  # larger ones: by strips
 
 
-def _shrunk(image: Image.Image, size: int, fit: Fit) -> Image.Image:
+def _shrunk(image: Image.Image, size: int, fit: Fit, white: int) -> Image.Image:
     """A large image as RGB, reduced strip by strip so that it is never in memory twice."""
     left, top, right, bottom = 0, 0, image.width, image.height
     if fit != "squash":
@@ -168,18 +217,23 @@ def _shrunk(image: Image.Image, size: int, fit: Fit) -> Image.Image:
     small = Image.new("RGB", (-(-(right - left) // across), -(-(bottom - top) // down)))
     rows = down * max(1, 1_000_000 // ((right - left) * down))
     for start in range(top, bottom, rows):
-        strip = _to_rgb(image.crop((left, start, right, min(bottom, start + rows))))
+        strip = _to_rgb(image.crop((left, start, right, min(bottom, start + rows))), white)
         small.paste(strip.reduce((across, down)), (0, (start - top) // down))
     return small
 
 
-def _turned(image: Image.Image, orientation: int | None) -> Image.Image:
-    turn = _TURNS.get(orientation or 1)
+def _orientation(image: Image.Image) -> int:
+    """The orientation tag alone: ImageOps.exif_transpose writes all tags anew, and fails at odd ones."""
+    try:
+        orientation: int = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged tags raise many kinds of errors, and the pixels are whole: upright, as without tags
+        return 1
+    return orientation
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    turn = _TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
-
-
-def _is_empty(source: Path | BinaryIO) -> bool:
-    return (source.stat().st_size if isinstance(source, Path) else source.seek(0, os.SEEK_END)) == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,10 +311,21 @@ def _formats() -> list[str]:
     return [name for name in _FORMATS if name in Image.OPEN]
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any pixel format to 8-bit RGB."""
+def _white(image: Image.Image) -> int:
+    """The value of white in grey of more than 8 bits, found from the whole image: a part of it may be dark."""
+    if image.mode != "I":
+        return 65535
+    low, high = cast("tuple[int, int]", image.getextrema())
+    if low < 0 or high > 65535:
+        raise BadImageError("pixels of more than 16 bits have no defined white; save it with 8 or 16 bits")
+    bits = getattr(image, "tag_v2", {}).get(258)  # BitsPerSample of a TIFF
+    return 65535 if high > 255 or image.format in _SIXTEEN_BIT_FORMATS or bits == (16,) else 255
+
+
+def _to_rgb(image: Image.Image, white: int = 65535) -> Image.Image:
+    """Convert any pixel format to 8-bit RGB; ``white`` concerns grey of more than 8 bits."""
     if image.mode.startswith("I"):
-        return _from_deep_grey(image)
+        return _from_deep_grey(image, white)
     if image.mode == "F":
         raise BadImageError("floating-point pixels have no defined white; save it with 8 or 16 bits")
     if image.has_transparency_data:
@@ -270,12 +335,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _from_deep_grey(image: Image.Image) -> Image.Image:
-    """16-bit grey, scaled so that 65535 is white; Pillow's own conversion would clip it at 255."""
+def _from_deep_grey(image: Image.Image, white: int) -> Image.Image:
+    """Grey of more than 8 bits, scaled by its white; Pillow's own conversion would clip it at 255."""
+    step = white // 255
     values: NDArray[Any] = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 65535:
-        raise BadImageError("pixels of more than 16 bits have no defined white; save it with 8 or 16 bits")
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(((values + step // 2) // step).astype(np.uint8)).convert("RGB")
 
 
 def _resized(image: Image.Image, size: int, fit: Fit) -> Image.Image:

@@ -1,14 +1,15 @@
 """A user's pictures of any kind as a learner's input: ``uint8 [B, 3, size, size]``.
 
-Arrays and tensors (one image or a batch, channels first or last), PIL images, paths and the bytes of a file, one or a
-list of them. Images of another size are resized like files, by
-:mod:`nocl.data.decode`.
+Arrays and tensors (one image or a batch, channels first or last), PIL images, paths, open files and the bytes of a
+file, one or a list of them; an array of paths is such a list. Images of another size are resized like files, by
+:mod:`nocl.data.decode`. What the user passes in is left as it is: images keep their size, files stay open at their
+position.
 """
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeGuard, cast
+from typing import Any, BinaryIO, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from nocl.data.decode import BadImageError, Fit, decode, to_pixels
 
-Picture = NDArray[np.uint8] | Tensor | Image.Image | str | Path | bytes
-Pictures = Picture | Sequence[Picture]
+Picture = NDArray[np.uint8] | Tensor | Image.Image | str | Path | bytes | bytearray | memoryview | BinaryIO
+Pictures = Picture | Sequence[Picture] | NDArray[np.str_] | NDArray[np.object_]
+
+_KINDS = "arrays, tensors, PIL images, paths, open files or bytes"
 
 
 def batch_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Tensor:
@@ -30,9 +33,10 @@ def batch_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Tensor:
     return torch.from_numpy(np.stack(rows))
 
 
-def are_files(pictures: Pictures) -> TypeGuard[Sequence[str | Path]]:
-    """Whether it is a list of paths."""
-    return isinstance(pictures, list | tuple) and all(isinstance(each, str | Path) for each in pictures)
+def are_files(pictures: Pictures) -> TypeGuard[Collection[str | Path]]:
+    """Whether it is a list, or an array, of paths."""
+    is_list = isinstance(pictures, list | tuple) or (_holds_objects(pictures) and pictures.ndim == 1)
+    return is_list and all(isinstance(each, str | Path) for each in cast("Iterable[Any]", pictures))
 
 
 class PictureFiles:
@@ -40,7 +44,7 @@ class PictureFiles:
 
     dtype, ndim, base = np.dtype(np.uint8), 4, None
 
-    def __init__(self, files: Sequence[str | Path], size: int, fit: Fit) -> None:
+    def __init__(self, files: Collection[str | Path], size: int, fit: Fit) -> None:
         self.files, self.size, self.fit = [Path(file) for file in files], size, fit
         self.shape = (len(files), 3, size, size)
 
@@ -57,22 +61,35 @@ class PictureFiles:
 
 def pixels_of(pictures: Pictures, size: int, fit: Fit = "crop") -> Iterator[NDArray[np.uint8]]:
     """One ``uint8 [3, size, size]`` after the other."""
-    if isinstance(pictures, np.ndarray | Tensor):
-        yield from (_fitted(image, size, fit) for image in _images_in(pictures))
-    elif isinstance(pictures, Image.Image | str | Path | bytes):
-        yield _one(pictures, size, fit, 0)
-    elif not isinstance(pictures, Iterable):
-        raise TypeError(
-            f"images must be arrays, tensors, PIL images, paths or bytes, or a list of them, not {pictures!r}"
-        )
+    given: Any = _listed(pictures) if _holds_objects(pictures) else pictures
+    if isinstance(given, np.ndarray | Tensor):
+        yield from (_fitted(image, size, fit) for image in _images_in(given, 0))
+    elif isinstance(given, Image.Image | str | Path | bytes | bytearray | memoryview) or hasattr(given, "read"):
+        yield _one(given, size, fit, 0)
+    elif not isinstance(given, Iterable):
+        raise TypeError(f"images must be {_KINDS}, or a list of them, not {given!r}")
     else:
-        for position, picture in enumerate(pictures):
+        for position, picture in enumerate(given):
             yield _one(picture, size, fit, position)
+
+
+def _holds_objects(pictures: Pictures) -> TypeGuard[NDArray[np.object_]]:
+    """Whether it is an array of text or of Python objects, as a column of a table is, and not of pixels."""
+    return isinstance(pictures, np.ndarray) and pictures.dtype.kind in "UO"
+
+
+def _listed(array: NDArray[np.object_]) -> Any:
+    if array.ndim > 1:
+        raise ValueError(
+            f"an array of {array.dtype} must have one dimension, not {list(array.shape)}; give paths as array.ravel(), "
+            "pixels as array.astype('uint8')"
+        )
+    return array.tolist()
 
 
 def _one(picture: Picture, size: int, fit: Fit, position: int) -> NDArray[np.uint8]:
     if isinstance(picture, np.ndarray | Tensor):
-        found = list(_images_in(picture))
+        found = list(_images_in(picture, position))
         if len(found) != 1:
             raise ValueError(
                 f"picture {position} is a batch of {len(found)}; give one batch or a list of single images"
@@ -81,25 +98,63 @@ def _one(picture: Picture, size: int, fit: Fit, position: int) -> NDArray[np.uin
     where = str(picture) if isinstance(picture, str | Path) else f"picture {position}"
     try:
         if isinstance(picture, Image.Image):
-            return to_pixels(picture, size, fit)
-        if isinstance(picture, bytes):
+            return _from_opened(picture, size, fit)
+        if isinstance(picture, bytes | bytearray | memoryview):
             return decode(io.BytesIO(picture), size, fit)
         if isinstance(picture, str | Path):
             return decode(Path(picture), size, fit)
+        if hasattr(picture, "read"):
+            return decode(io.BytesIO(_content(picture, where)), size, fit)
     except BadImageError as error:
         raise BadImageError(f"{where}: {error}") from error
-    raise TypeError(f"{where} is a {type(picture).__name__}; give arrays, tensors, PIL images, paths or bytes")
+    raise TypeError(f"{where} is a {type(picture).__name__}; give {_KINDS}")
 
 
-def _images_in(array: NDArray[np.uint8] | Tensor) -> NDArray[np.uint8]:
-    """An array of one image or many, as ``uint8 [B, 3, H, W]``."""
+def _from_opened(image: Image.Image, size: int, fit: Fit) -> NDArray[np.uint8]:
+    try:
+        return to_pixels(image, size, fit)
+    except BadImageError:
+        raise
+    except Exception as error:  # Pillow raises many kinds of errors for pixels that it cannot read or convert
+        if getattr(image, "tile", None) and getattr(image, "fp", None) is None:
+            raise BadImageError("closed before its pixels were read; call load() before closing it") from error
+        raise BadImageError(f"cannot be read: {error}; give a whole, open image that converts to RGB") from error
+
+
+def _content(file: BinaryIO, where: str) -> bytes:
+    """All bytes of an open file, which is left at its position; what cannot seek is read from where it stands."""
+    if isinstance(file, io.TextIOBase):
+        raise TypeError(f"{where} is a file opened as text; open it with mode 'rb'")
+    try:
+        position = file.tell() if hasattr(file, "seekable") and file.seekable() else None
+        try:
+            if position is not None:
+                file.seek(0)
+            content: object = file.read()
+        finally:
+            if position is not None:
+                file.seek(position)
+    except (OSError, ValueError) as error:  # ValueError: the file is closed
+        raise BadImageError(f"cannot be read: {error}") from error
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise TypeError(f"{where}: its read() gives {type(content).__name__}, not bytes; give its content as bytes")
+    return bytes(content)
+
+
+def _images_in(array: NDArray[np.uint8] | Tensor, position: int) -> NDArray[np.uint8]:
+    """An array of one image or many, the first at ``position``, as ``uint8 [B, 3, H, W]``."""
     values = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
     if values.dtype != np.uint8:
         raise TypeError(f"pixels must be uint8 from 0 to 255, not {values.dtype}; convert them first")
     batch = values[None] if values.ndim == 3 else values
     if batch.ndim != 4 or 3 not in (batch.shape[1], batch.shape[3]):
         raise ValueError(f"images must be [B, 3, H, W] or [B, H, W, 3] (or one without B), not {list(values.shape)}")
-    return batch if batch.shape[1] == 3 else batch.transpose(0, 3, 1, 2)
+    images = batch if batch.shape[1] == 3 else batch.transpose(0, 3, 1, 2)
+    if len(images) and 0 in images.shape[2:]:
+        raise BadImageError(
+            f"picture {position} has no pixels: its shape is {list(values.shape)}; height and width must be at least 1"
+        )
+    return images
 
 
 def _fitted(image: NDArray[np.uint8], size: int, fit: Fit) -> NDArray[np.uint8]:
