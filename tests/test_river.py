@@ -1,6 +1,7 @@
 """The river door, against river's own checks and its evaluation loop."""
 
 import pickle
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,9 @@ def test_before_the_first_sample_there_is_no_answer() -> None:
         ({"a": 1.0, "b": 2.0, "c": 3.0}, r"0 missing \(-\), 1 new \('c'\)"),
         ({"a": 1.0, "b": float("nan")}, "feature 'b' is nan"),
         ({"a": 1.0, "b": "red"}, "features must be numbers"),
+        ({"a": 1.0, "b": 10**400}, "features must be numbers"),
+        ({"a": 1.0, "b": -3e38}, r"feature 'b' is -3e\+38, beyond the limit of 1e\+15"),
+        ({"a": 1.0, "b": 1e300}, r"feature 'b' is 1e\+300, beyond the limit of 1e\+15"),
     ],
 )
 def test_bad_samples_are_refused_and_nothing_is_learned(x: dict[str, Any], reason: str) -> None:
@@ -65,6 +69,37 @@ def test_bad_samples_are_refused_and_nothing_is_learned(x: dict[str, Any], reaso
     with pytest.raises(ValueError, match=reason):
         model.learn_one(x, "second")
     assert pickle.dumps(model) == before
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_beyond_the_limit_are_refused_from_the_first_and_in_answers() -> None:
+    model = Classifier("rda")
+    with pytest.raises(ValueError, match=r"feature 'b' is 1e\+39, beyond"):
+        model.learn_one({"a": 1.0, "b": 1e39}, "first")
+    assert model.predict_one({"a": 1.0}) is None
+    model.learn_one({"a": 1.0, "b": -1e15}, "first")
+    for answer in (model.predict_one, model.predict_proba_one):
+        with pytest.raises(ValueError, match=r"feature 'a' is -1e\+16, beyond"):
+            answer({"a": -1e16, "b": 1.0})
+
+
+@pytest.mark.parametrize("label", [float("nan"), np.float32("nan"), Decimal("nan")])
+def test_nan_is_no_label(label: Any) -> None:
+    model = Classifier("ncm")
+    with pytest.raises(ValueError, match=r"(?i)label nan .* leave the sample out"):
+        model.learn_one({"a": 1.0}, label)
+    model.learn_one({"a": 1.0}, "first")
+    before = pickle.dumps(model)
+    with pytest.raises(ValueError, match=r"(?i)label nan"):
+        model.learn_one({"a": 2.0}, label)
+    assert pickle.dumps(model) == before
+
+
+def test_numbers_of_numpy_are_taken_as_parameters() -> None:
+    model = Classifier("rda", params={"prior": np.float32(1)}, temperature=np.float32(2), seed=np.int64(1))  # type: ignore[arg-type, dict-item]
+    model.learn_one({"a": 1.0}, "first")
+    assert pickle.loads(pickle.dumps(model)).predict_one({"a": 1.0}) == "first"
+    assert model.clone().seed == 1
 
 
 def test_keys_fill_takes_zero_for_a_missing_key_and_leaves_new_ones_out() -> None:

@@ -113,6 +113,8 @@ def test_a_copy_by_pickle_or_file_goes_on_with_the_same_bits(method: str, tmp_pa
         ([[1.0, 2, 3, 4, 5, np.inf]], ["z"], "infinity"),
         ([[1.0, 2, 3]], ["z"], "has 3 features, but StreamingClassifier is expecting 6"),
         ([[1.0, 2, 3, 4, 5, 1e39]], ["z"], "beyond float32"),
+        ([[1.0, 2, 3, 3e38, 5, 6]], ["a"], r"column 3 is 3e\+38, beyond the limit of 1e\+15"),
+        ([[1.0, -1.1e15, 3, 4, 5, 6]], ["a"], r"column 1 is -1\.1e\+15"),
         ([[1.0, 2, 3, 4, 5, 6]], [5], "labels were <U1 so far and are int64 now"),
     ],
 )
@@ -121,6 +123,86 @@ def test_bad_vectors_are_refused_and_nothing_is_learned(x: Any, y: Any, reason: 
     before = pickle.dumps(model)
     with pytest.raises(ValueError, match=reason):
         model.partial_fit(x, y)
+    assert pickle.dumps(model) == before
+
+
+@pytest.mark.parametrize("method", ["rda", "slda", "dsr"])
+def test_a_value_at_the_limit_leaves_a_model_that_answers_and_loads(method: str, tmp_path: Path) -> None:
+    x, y = blobs()
+    x[0, 3] = 1e15
+    model = StreamingClassifier(method, params=SMALL[method]).fit(x, y)
+    assert np.isfinite(model.decision_function(x)).all()
+    model.save(tmp_path / "m.safetensors")
+    assert np.array_equal(StreamingClassifier.load(tmp_path / "m.safetensors").predict(x), model.predict(x))
+
+
+def test_values_beyond_the_limit_are_refused_in_fitting_and_predicting_too() -> None:
+    x, y = blobs()
+    model = StreamingClassifier("ncm").fit(x, y)
+    x[2, 4] = -2e15
+    for act in (model.predict, model.predict_proba, model.decision_function, lambda x: model.fit(x, y)):
+        with pytest.raises(ValueError, match=r"column 4 is -2e\+15"):
+            act(x)
+
+
+def test_a_column_that_has_a_name_is_named_by_it() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = blobs()
+    x[2, 4] = -2e15
+    with pytest.raises(ValueError, match=r"column 'e' is -2e\+15"):
+        StreamingClassifier("ncm").fit(pandas.DataFrame(x, columns=list("abcdef")), y)
+
+
+def test_numbers_of_numpy_are_taken_as_parameters_and_can_be_saved(tmp_path: Path) -> None:
+    params = {"prior": np.float32(1), "storage": np.str_("full")}
+    model = StreamingClassifier(np.str_("rda"), params=params, temperature=np.float32(2), random_state=np.int64(1))  # type: ignore[arg-type]
+    assert model.get_params()["random_state"] is model.random_state
+    assert model.get_params()["method__prior"] is params["prior"]
+    clone(model).fit(*blobs()).save(tmp_path / "m.safetensors")
+    loaded = StreamingClassifier.load(tmp_path / "m.safetensors")
+    assert (loaded.random_state, loaded.temperature, loaded.params) == (1, 2.0, {"prior": 1.0, "storage": "full"})
+    pickle.loads(pickle.dumps(clone(model).fit(*blobs())))
+    again = StreamingClassifier("ranpac").set_params(method__expansion=np.int32(32), random_state=np.uint8(3))
+    again.fit(*blobs()).save(tmp_path / "n.safetensors")
+
+
+BIG = 2**60 + 1  # float64 does not have it
+
+
+def test_whole_numbers_of_two_types_stay_exact_labels() -> None:
+    x, _ = blobs(labels="a", each=2)
+    for first, second in [(np.int64, np.uint64), (np.uint64, np.int64)]:
+        model = StreamingClassifier("ncm").fit(x, np.array([BIG, BIG + 1], dtype=first))
+        model.partial_fit(x, np.array([BIG + 2, BIG + 3], dtype=second))
+        assert model.classes_.tolist() == [BIG, BIG + 1, BIG + 2, BIG + 3]
+    model = StreamingClassifier("ncm").fit(x, np.array([0, 2**63 + 1], dtype=np.uint64))
+    assert model.partial_fit(x, np.array([1, 2])).classes_.tolist() == [0, 1, 2, 2**63 + 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (np.array([0, 2**63 + 1], dtype=np.uint64), np.array([-1, 1])),
+        (np.array([0, BIG]), np.array([1.0, 2.0])),
+    ],
+)
+def test_labels_that_no_common_type_keeps_are_refused_and_nothing_is_learned(first: Any, second: Any) -> None:
+    x, _ = blobs(labels="a", each=2)
+    model = StreamingClassifier("ncm").fit(x, first)
+    before = pickle.dumps(model)
+    with pytest.raises(ValueError, match=rf"of {first.dtype} and {second.dtype}.*use one type"):
+        model.partial_fit(x, second)
+    with pytest.raises(ValueError, match="use one type"):
+        model.partial_fit(x, first, classes=second)
+    assert pickle.dumps(model) == before
+
+
+def test_nan_cannot_be_announced() -> None:
+    x, _ = blobs(labels="a", each=2)
+    model = StreamingClassifier("ncm").fit(x, [0.0, 1.0])
+    before = pickle.dumps(model)
+    with pytest.raises(ValueError, match="label nan"):
+        model.partial_fit(x, [0.0, 1.0], classes=[0.0, 1.0, np.nan])
     assert pickle.dumps(model) == before
 
 

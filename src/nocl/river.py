@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError("nocl.river needs the extra: pip install 'nocl[river]'") from error
 
-from nocl.app.vector_learner import VectorLearner, check_own_parameters, probabilities
+from nocl.app.vector_learner import VectorLearner, as_float32, check_own_parameters, probabilities
 from nocl.plumbing.types import JSON
 
 
@@ -104,13 +104,13 @@ class Classifier(base.Classifier):  # type: ignore[misc]
             which = f"{len(missing)} missing ({_some(missing)}), {len(new)} new ({_some(new)})"
             raise ValueError(f"the keys are not those of the first sample: {which}; use keys='fill' to allow it")
         try:
-            row = np.array([[float(x.get(name, 0.0)) for name in names]], dtype=np.float32)
-        except (TypeError, ValueError) as error:
+            row = np.array([[float(x.get(name, 0.0)) for name in names]])
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"features must be numbers: {error}") from None
         if not np.isfinite(row).all():
             name = names[int((~np.isfinite(row[0])).nonzero()[0][0])]
             raise ValueError(f"feature {name!r} is {x.get(name)}, not a finite number; remove or correct it")
-        return row
+        return as_float32(row, "feature", names)
 
 
 def _some(names: set[Hashable]) -> str:

@@ -24,7 +24,14 @@ try:
 except ImportError as error:
     raise ImportError("nocl.sklearn needs the extra: pip install 'nocl[sklearn]'") from error
 
-from nocl.app.vector_learner import VectorLearner, check_own_parameters, probabilities
+from nocl.app.vector_learner import (
+    VectorLearner,
+    as_float32,
+    check_labels,
+    check_own_parameters,
+    plain,
+    probabilities,
+)
 from nocl.methods._saving import check_trust
 from nocl.plumbing.files import DamagedFileError
 from nocl.plumbing.types import JSON
@@ -111,7 +118,9 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y = self._checked(X, y, reset=first)
         labels = np.unique(y)
         if classes is not None:
-            labels = _joined(labels, np.unique(column_or_1d(classes)))
+            announced = np.unique(column_or_1d(classes))
+            check_labels(announced.tolist())
+            labels = _joined(labels, announced)
         labels = labels if first else _joined(self.classes_, labels)
         vectors = self._build() if first else self.vectors_
         vectors.learn(X, y.tolist())
@@ -153,7 +162,7 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         kept = {name: value for name, value in self.get_params(deep=False).items() if name != "device"}
         names = getattr(self, "feature_names_in_", None)
-        about = {"estimator": kept, "label_type": self.classes_.dtype.str, "announced": self.classes_.tolist()}
+        about = {"estimator": plain(kept), "label_type": self.classes_.dtype.str, "announced": self.classes_.tolist()}
         about["columns"] = None if names is None else [str(name) for name in names]
         self.vectors_.save(Path(path), about)
 
@@ -198,27 +207,34 @@ class StreamingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with warnings.catch_warnings():  # a batch of a stream may well hold many classes of one sample each
             warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
             check_classification_targets(y)
-        return _float32(X), column_or_1d(y, warn=True)
+        return self._float32(X), column_or_1d(y, warn=True)
 
     def _scores(self, X: Any) -> NDArray[np.float32]:
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        return self.vectors_.scores(_float32(X))[:, self._columns]
+        return self.vectors_.scores(self._float32(X))[:, self._columns]
 
-
-def _float32(X: NDArray[np.float64]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        values: NDArray[np.float32] = np.array(X, dtype=np.float32, order="C")
-    if not np.isfinite(values).all():
-        raise ValueError(f"X has values beyond float32, the largest {np.abs(X).max():.3g}: scale it first")
-    return values
+    def _float32(self, X: NDArray[np.float64]) -> NDArray[np.float32]:
+        names = getattr(self, "feature_names_in_", np.arange(X.shape[1]))
+        return as_float32(X, "column", names.tolist())
 
 
 def _joined(known: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
-    """Both sets of labels, sorted. Text and numbers do not mix: numpy would turn one into the other."""
+    """Both sets of labels, sorted; refused if one type cannot hold them all as they are."""
     if (known.dtype.kind in "OUS") != (labels.dtype.kind in "OUS"):
         raise ValueError(
             f"labels were {known.dtype} so far and are {labels.dtype} now; use one kind, such as y.astype(str)"
         )
-    joined: NDArray[Any] = np.union1d(known, labels)
+    joint = np.result_type(known, labels)
+    if joint.kind == "f" and known.dtype.kind in "iu" and labels.dtype.kind in "iu":  # int64 and uint64
+        largest = max(int(known.max(initial=0)), int(labels.max(initial=0)))
+        joint = np.dtype(np.int64 if largest < 2**63 else np.uint64)
+    for array in (known, labels) if known.dtype != labels.dtype else ():
+        for label, converted in zip(array.tolist(), array.astype(joint).tolist()):
+            if label != converted:
+                raise ValueError(
+                    f"label {label!r} would become {converted!r} among labels of {known.dtype} and {labels.dtype}; "
+                    "use one type, such as y.astype(str)"
+                )
+    joined: NDArray[Any] = np.union1d(known.astype(joint), labels.astype(joint))
     return joined

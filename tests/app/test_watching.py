@@ -1,13 +1,20 @@
 """Pictures learned as they are put into a folder: each once, whatever is killed when."""
 
+import json
+import os
+import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from nocl.app import watching
 from nocl.app.classifier import Classifier
 from nocl.app.watching import Watch, list_of
-from tests.support.practice_models import png
+from nocl.plumbing.files import file_digest
+from tests.support.practice_models import COLOURS, pictures, png
 
 
 @pytest.fixture
@@ -19,7 +26,7 @@ def model(tmp_path: Path) -> Path:
 
 def put(folder: Path, name: str, file: str, seed: int = 0) -> Path:
     (folder / name).mkdir(exist_ok=True)
-    (folder / name / file).write_bytes(png(name, seed))
+    (folder / name / file).write_bytes(png(name if name in COLOURS else "grey", seed))
     return folder / name / file
 
 
@@ -109,3 +116,130 @@ def test_the_list_keeps_no_names_and_a_damaged_one_is_an_error(model: Path) -> N
 def test_a_missing_folder_is_said(model: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such folder"):
         Watch(model, model.parent / "nowhere", Classifier.load(model))
+
+
+def learned_in_two_looks(model: Path) -> dict[str, int]:
+    """What two looks learn, the first of which only sees the files."""
+    watched = watch(model)
+    watched.look()
+    return dict(watched.look().learned)
+
+
+def test_a_new_model_of_the_same_name_learns_the_whole_folder(model: Path) -> None:
+    put(model.parent / "in", "red", "a.png")
+    assert learned_in_two_looks(model) == {"red": 1}
+    Classifier("ncm", backbone="cifar100").save(model)
+    assert learned_in_two_looks(model) == {"red": 1}
+    assert counts(model) == {"red": 1}
+    other = Classifier("ncm", backbone="cifar100").partial_fit(pictures("blue", 1), "blue")
+    other.save(model)
+    assert learned_in_two_looks(model) == {"red": 1}
+    assert counts(model) == {"blue": 1, "red": 1}
+
+
+def test_an_older_copy_of_the_model_learns_what_came_after_it_and_no_more(model: Path) -> None:
+    put(model.parent / "in", "red", "a.png")
+    assert learned_in_two_looks(model) == {"red": 1}
+    older = model.read_bytes()
+    put(model.parent / "in", "blue", "b.png")
+    assert learned_in_two_looks(model) == {"blue": 1}
+    newer = model.read_bytes()
+    model.write_bytes(older)
+    assert learned_in_two_looks(model) == {"blue": 1}
+    assert counts(model) == {"red": 1, "blue": 1}
+    model.write_bytes(newer)
+    assert learned_in_two_looks(model) == {}
+
+
+def first_edition(model: Path, stamps: list[str], pending: list[str], before: str) -> None:
+    list_of(model).write_text(json.dumps({"learned": stamps, "pending": pending, "before": before}))
+
+
+def stamps_of(model: Path) -> list[str]:
+    return [stamp for lesson in json.loads(list_of(model).read_text())["lessons"].values() for stamp in lesson]
+
+
+def test_a_list_of_the_first_edition_is_understood(model: Path) -> None:
+    put(model.parent / "in", "red", "a.png")
+    learned_in_two_looks(model)
+    stamps = stamps_of(model)
+    first_edition(model, stamps, [], file_digest(model))
+    assert learned_in_two_looks(model) == {}
+    first_edition(model, [], stamps, "a digest of the model before")
+    assert learned_in_two_looks(model) == {}
+    put(model.parent / "in", "blue", "b.png")
+    assert learned_in_two_looks(model) == {"blue": 1}  # and the list is written anew
+    assert learned_in_two_looks(model) == {}
+    first_edition(model, [], stamps, file_digest(model))  # killed before the model was written
+    assert learned_in_two_looks(model) == {"blue": 1, "red": 1}
+    first_edition(model, stamps, [], file_digest(model))
+    Classifier("ncm", backbone="cifar100").save(model)  # it has learned nothing, whatever the list says
+    assert learned_in_two_looks(model) == {"blue": 1, "red": 1}
+
+
+def test_a_class_folder_of_an_unusable_name_is_left_out_and_the_others_are_learned(model: Path) -> None:
+    folder = model.parent / "in"
+    odd, end = put(folder, "bad\u200bname", "a.png"), put(folder, "spaced ", "b.png")
+    put(folder, "red", "c.png")
+    watched = watch(model)
+    watched.look()
+    step = watched.look()
+    assert step.learned == {"red": 1}
+    assert set(step.bad) == {str(odd), str(end)}
+    assert "bad\\u200bname" in step.bad[str(odd)]
+    assert "rename the folder" in step.bad[str(odd)]
+    assert not watched.look().bad
+    odd.parent.rename(folder / "good")
+    assert [dict(watched.look().learned) for _ in range(2)] == [{}, {"good": 1}]
+
+
+@pytest.mark.parametrize("moment", ["listed", "read"])
+def test_a_file_that_vanishes_is_skipped_and_learned_when_it_is_back(
+    model: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model.parent / "in"
+    gone = put(folder, "red", "gone.png")
+    put(folder, "red", "stays.png", seed=1)
+    (folder / "red" / "nowhere.png").symlink_to(folder / "no such file")
+    watched = watch(model)
+    watched.look()
+    stat, read, away = Path.stat, Classifier.read, model.parent / "gone.png"
+
+    def stat_and_take_away(self: Path, **options: bool) -> os.stat_result:
+        found = stat(self, **options)
+        if self == gone and moment == "listed":
+            gone.rename(away)
+        return found
+
+    def take_away_and_read(self: Classifier, path: Path) -> torch.Tensor:
+        if path == gone and moment == "read":
+            gone.rename(away)
+        return read(self, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", stat_and_take_away)
+        patched.setattr(Classifier, "read", take_away_and_read)
+        step = watched.look()
+    assert step.learned == {"red": 1}
+    assert not step.bad
+    away.rename(gone)
+    assert sum((watched.look().learned for _ in range(2)), Counter()) == {"red": 1}
+    assert counts(model) == {"red": 2}
+
+
+def test_a_class_folder_that_vanishes_while_it_is_listed_does_not_end_the_watch(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model.parent / "in"
+    put(folder, "red", "a.png")
+    (folder / "blue" / "deep").mkdir(parents=True)
+    watched, scandir = watch(model), os.scandir
+
+    def scan(path: str) -> Any:
+        if str(path).endswith("blue"):
+            shutil.rmtree(folder / "blue", ignore_errors=True)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    watched.look()
+    assert watched.look().learned == {"red": 1}

@@ -1,6 +1,7 @@
 """ONNX Runtime and PyTorch give the same features, and a graph never outlives the network it was made of."""
 
 import copy
+import errno
 import logging
 import pickle
 from pathlib import Path
@@ -85,6 +86,45 @@ def test_a_cached_graph_is_used_again_and_a_foreign_one_is_not(monkeypatch: pyte
     path.write_bytes(b"not a graph")
     torch.testing.assert_close(OnnxEngine().features(network, _images(32), 32, None), expected)
     assert len(exported) >= 1
+
+
+@pytest.mark.parametrize("content", [b"not a graph", b"", b"another network"])
+def test_a_cached_graph_that_is_of_no_use_is_made_again(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    network = nets.build("tiny_resnet18")
+    OnnxEngine().features(network, _images(32), 32, None)
+    (path,) = cache_root().glob("*.onnx")
+    whole = path.read_bytes()
+    if content == b"another network":
+        content = engines._exported(nets.build("tiny_resnet18", seed=1), 32, None)
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        engine = OnnxEngine()
+        engine.features(network, _images(32), 32, None)
+    assert engine._sessions[network][1] is not None  # ONNX Runtime runs it
+    assert path.read_bytes() == whole
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("reason", ["no folder", "no permission"])
+def test_a_cache_that_cannot_be_written_costs_one_warning_and_nothing_else(
+    reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def refused(path: Path, write: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    if reason == "no folder":
+        (tmp_path / "cache").write_text("no folder can be made of it")
+    else:
+        monkeypatch.setattr(engines, "write_atomically", refused)
+    network, engine = nets.build("tiny_resnet18"), OnnxEngine()
+    with caplog.at_level(logging.WARNING):
+        found = engine.features(network, _images(32), 32, None)
+        OnnxEngine().features(network, _images(32), 32, (1, 2))
+    assert engine._sessions[network][1] is not None
+    torch.testing.assert_close(found, Engine().features(network, _images(32), 32, None), atol=1e-4, rtol=1e-4)
+    (record,) = caplog.records
+    assert str(cache_root()) in record.getMessage()
+    assert "NOCL_CACHE" in record.getMessage()
 
 
 def test_a_network_that_has_changed_gets_another_graph() -> None:

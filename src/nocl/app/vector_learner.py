@@ -21,6 +21,7 @@ from nocl.plumbing.parameters import check_values, parameters_of
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON, Batch
 
+LARGEST = 1e15  # of a value, so that sums of squares stay far within float32
 _ROWS_AT_ONCE = 512
 _ROWS_TOGETHER = 16  # products of fewer rows are computed with different rounding
 _SET_HERE = (
@@ -42,11 +43,11 @@ class VectorLearner:
         self, method: str, dim: int, params: Mapping[str, JSON] | None = None, *, seed: int = 0, device: str = "cpu"
     ) -> None:
         cls = method_for_vectors(method)
-        chosen = dict(params or {})
+        chosen = plain(params or {})
         check_own_parameters(method, chosen)
         if "power" in parameters_of(cls):
             chosen.setdefault("power", 1.0)
-        self.learner: FrozenLearner = cls(**chosen, backbone=f"{PREFIX}{dim}", seed=seed).to(device)  # type: ignore[arg-type]
+        self.learner: FrozenLearner = cls(**chosen, backbone=f"{PREFIX}{dim}", seed=plain(seed)).to(device)
         self.temperature = cls.softmax_scale
         self.labels: list[Hashable] = []
         self._number: dict[Hashable, int] = {}
@@ -127,8 +128,9 @@ class VectorLearner:
         self.announce(about["labels"])
 
     def _batches(self, x: NDArray[np.float32], labels: Sequence[Hashable]) -> Iterable[Batch]:
-        """Check all vectors before the first batch, so that bad ones do not change the learner."""
+        """Check all vectors and labels before the first batch, so that bad ones do not change the learner."""
         self._check_sign(x)
+        check_labels(labels)
         z = self.learner.prepare(torch.from_numpy(x))
         self.announce(labels)
         y = torch.tensor([self._number[label] for label in labels], dtype=torch.int64)
@@ -159,10 +161,43 @@ def method_for_vectors(method: str) -> type[FrozenLearner]:
 
 def check_own_parameters(method: str, params: Mapping[str, JSON]) -> None:
     """Refuse parameters that the method does not have or that have no meaning for vectors."""
-    check_values(method_for_vectors(method), params)
+    check_values(method_for_vectors(method), plain(params))
     wrong = sorted(set(params) & set(_SET_HERE))
     if wrong:
         raise ValueError(f"parameter {wrong[0]!r} of {method} is for images, or set by the classifier itself")
+
+
+def check_labels(labels: Iterable[Hashable]) -> None:
+    """Refuse NaN, which equals no label, itself included."""
+    for label in labels:
+        if label != label:
+            raise ValueError(f"label {label} equals no other, so each would be a new class: leave the sample out")
+
+
+def as_float32(x: NDArray[np.float64], word: str, names: Sequence[Hashable]) -> NDArray[np.float32]:
+    """Finite vectors [B, D] as a learner takes them; a value beyond the limit is named, by ``word`` and its name."""
+    beyond = np.abs(x) > LARGEST
+    if beyond.any():
+        row, column = np.argwhere(beyond)[0].tolist()
+        raise ValueError(
+            f"{word} {names[column]!r} is {x[row, column]:.3g}, beyond the limit of {LARGEST:.0e} "
+            "(sums of squares would be beyond float32): scale the values, or leave the sample out"
+        )
+    values: NDArray[np.float32] = np.array(x, dtype=np.float32, order="C")
+    return values
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's numbers and texts in place of numpy's, which searches pass and JSON does not know.
+
+    >>> plain({"prior": np.float32(1), "recipe": {"steps": [np.int64(2)]}})
+    {'prior': 1.0, 'recipe': {'steps': [2]}}
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
 def probabilities(scores: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ of two fixed images are compared with PyTorch's, so that a graph of other weight
 it is installed.
 """
 
+import functools
 import importlib
 import importlib.util
 import io
@@ -85,17 +86,21 @@ class OnnxEngine(Engine):
         what = [_EDITION, type(network).__qualname__, state_digest(network)]
         about = [*what, list(stages or ()), image_size, network.enlarge_to]
         path = cache_root() / f"{digest(about)}.onnx"  # type: ignore[arg-type]
+        session = _cached(path)
+        if session is not None and self._agrees(session, network, image_size, stages):
+            return session
         try:
-            session = _session(path.read_bytes()) if path.exists() else None
-            if session is None or not self._agrees(session, network, image_size, stages):
-                graph = _exported(network, image_size, stages)
-                session = _session(graph)
-                if not self._agrees(session, network, image_size, stages):
-                    raise RuntimeError("its features differ from PyTorch's")
-                write_atomically(path, lambda file: file.write(graph))
+            graph = _exported(network, image_size, stages)
+            session = _session(graph)
+            if not self._agrees(session, network, image_size, stages):
+                raise RuntimeError("its features differ from PyTorch's")
         except Exception as error:  # exporters raise many kinds of errors; PyTorch is used then
             log.warning("the network cannot be run by ONNX Runtime, PyTorch runs it: %s", error)
             return None
+        try:
+            write_atomically(path, lambda file: file.write(graph))
+        except OSError as error:
+            _warn_not_kept(path.parent, error.strerror or str(error))
         return session
 
     def _agrees(self, session: Any, network: Backbone, image_size: int, stages: tuple[int, ...] | None) -> bool:
@@ -156,6 +161,23 @@ def _session(graph: bytes) -> Any:
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
     return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _cached(path: Path) -> Any:
+    """A session of a cached graph; None if there is none or it cannot be opened."""
+    try:
+        return _session(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # a damaged file gives many kinds of errors; the graph is exported again
+        log.info("%s: a cached graph cannot be opened and is made anew: %s", path, error)
+        return None
+
+
+@functools.cache
+def _warn_not_kept(folder: Path, reason: str) -> None:
+    """Warn once for each folder, not again for each network."""
+    log.warning("graphs cannot be kept in %s (%s), so each start exports them: set NOCL_CACHE", folder, reason)
 
 
 def _versions(network: Backbone) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -35,6 +36,8 @@ class Hold:
 
     def __init__(self, path: Path) -> None:
         real = path.resolve()
+        if real.is_dir():
+            raise _is_folder(path)
         real.parent.mkdir(parents=True, exist_ok=True)
         self._name = FileLock(_lock_of(real), timeout=0, thread_local=False)
         self._content: int | None = None
@@ -46,6 +49,9 @@ class Hold:
             raise BusyFileError(
                 f"{path} is held by another process (a service or a learning command): stop it, or write elsewhere"
             ) from None
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Unlock the file."""
@@ -57,7 +63,10 @@ class Hold:
     def _lock_content(self, real: Path) -> None:
         """Lock the content too, because a hard link has another name and thus another lock file."""
         if fcntl is not None and real.is_file():
-            self._content = os.open(real, os.O_RDONLY)
+            try:
+                self._content = os.open(real, os.O_RDONLY)
+            except PermissionError:
+                raise _may_not_be_read(real) from None
             fcntl.flock(self._content, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -79,8 +88,8 @@ def holding(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, held: bool = False) -> None:
     """Call ``write`` on a temporary file beside ``path``, flush it to disk, then rename it to ``path``.
 
-    A link stays a link: the file that it leads to is written. A file that someone holds is refused (BusyFileError),
-    unless the caller says that it is the one (``held``).
+    A link stays a link: the file that it leads to is written. A file that is there keeps its permissions. A file that
+    someone holds is refused (BusyFileError), unless the caller says that it is the one (``held``).
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +99,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, held: b
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644 & ~_umask())
+        os.chmod(name, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644 & ~_umask())
         with nullcontext() if held or not _lock_of(path).exists() else holding(path):
             os.replace(name, path)
     except BaseException:
@@ -119,12 +128,11 @@ def tensor_bytes(tensors: Mapping[str, Tensor], header: Mapping[str, JSON]) -> b
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, JSON]]:
     """The tensors and header of a safetensors file; header values that are not JSON are returned as text."""
+    _check_readable(path)
     try:
         with safe_open(path, framework="pt") as file:
             header = {name: _json_or_text(text) for name, text in (file.metadata() or {}).items()}
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
     except SafetensorError as error:
         raise DamagedFileError(f"{path}: not a whole safetensors file ({error}); copy it again") from error
 
@@ -139,6 +147,30 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_readable(path: Path) -> None:
+    """Raise an OSError with the reason if the path is not a file that can be read; safetensors confuses the reasons."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise _is_folder(path)
+        if not stat.S_ISREG(mode):
+            raise OSError(f"{path} is a pipe or device, not a file; copy its content into a file first")
+        with open(path, "rb"):
+            pass
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path}: no such file") from None
+    except PermissionError:
+        raise _may_not_be_read(path) from None
+
+
+def _is_folder(path: Path) -> IsADirectoryError:
+    return IsADirectoryError(f"{path} is a folder, not a file; give the path of a file")
+
+
+def _may_not_be_read(path: Path) -> PermissionError:
+    return PermissionError(f"{path} may not be read by this user; allow it (chmod u+r), or ask the file's owner")
 
 
 def _lock_of(real: Path) -> Path:
