@@ -24,16 +24,10 @@ try:
 except ImportError as error:
     raise ImportError("nocl.sklearn needs the extra: pip install 'nocl[sklearn]'") from error
 
-from nocl.app.vector_learner import (
-    VectorLearner,
-    as_float32,
-    check_labels,
-    check_own_parameters,
-    plain,
-    probabilities,
-)
+from nocl.app.vector_learner import VectorLearner, as_float32, check_labels, check_own_parameters, probabilities
 from nocl.methods._saving import check_trust
 from nocl.plumbing.files import DamagedFileError
+from nocl.plumbing.parameters import plain
 from nocl.plumbing.types import JSON
 
 OF_METHOD = "method__"

@@ -17,7 +17,7 @@ from nocl.methods import METHODS, name_of, remake
 from nocl.methods._saving import load_with_extra, save
 from nocl.nets.stored import PREFIX
 from nocl.plumbing.files import DamagedFileError
-from nocl.plumbing.parameters import check_values, parameters_of
+from nocl.plumbing.parameters import check_values, parameters_of, plain
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON, Batch
 
@@ -185,19 +185,6 @@ def as_float32(x: NDArray[np.float64], word: str, names: Sequence[Hashable]) -> 
         )
     values: NDArray[np.float32] = np.array(x, dtype=np.float32, order="C")
     return values
-
-
-def plain(value: Any) -> Any:
-    """The value with Python's numbers and texts in place of numpy's, which searches pass and JSON does not know.
-
-    >>> plain({"prior": np.float32(1), "recipe": {"steps": [np.int64(2)]}})
-    {'prior': 1.0, 'recipe': {'steps': [2]}}
-    """
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
-    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
 def probabilities(scores: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:

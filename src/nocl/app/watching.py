@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nocl.app.classifier import Classifier
-from nocl.app.modelfile import check_name
+from nocl.app.naming import check_name
 from nocl.data.decode import BadImageError
 from nocl.plumbing.files import file_digest, write_json
 from nocl.plumbing.types import JSON

@@ -121,16 +121,16 @@ def check_values(cls: type, values: Mapping[str, object]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value with Python's own numbers in place of numpy's, which JSON cannot hold.
+    """The value with Python's numbers and texts in place of numpy's, which JSON does not know.
 
-    >>> plain({"prior": np.float64(0.5), "stages": (np.int64(2), 3)})
-    {'prior': 0.5, 'stages': [2, 3]}
+    >>> plain({"prior": np.float32(1), "recipe": {"steps": (np.int64(2), 3)}})
+    {'prior': 1.0, 'recipe': {'steps': (2, 3)}}
     """
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: plain(item) for name, item in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
 def _hints(function: Any) -> dict[str, Any]:
