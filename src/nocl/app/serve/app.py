@@ -141,7 +141,7 @@ def _add_routes(app: FastAPI, service: "Service") -> None:
     )
     route("DELETE", "/classes/{name:path}", "Forget a class", service.forget, f"404 {change}")
     route("POST", "/undo", "Take the last change back", whole.undo, f"409 {change}")
-    route("GET", "/model", "Download the model", whole.download, "401 403", response_class=Response)
+    route("GET", "/model", "Download the model", whole.download, "401 403 429 503", response_class=Response)
     route("PUT", "/model", "Open another model", whole.open, f"408 413 422 {change}")
     route("DELETE", "/model", "Start with an empty model", whole.empty, change)
 

@@ -44,7 +44,14 @@ class WholeModel:
 
     async def download(self) -> Response:
         """The model as a file."""
-        content = await asyncio.to_thread(lambda: self._store.model.copy().to_bytes())
+        copies: list[Classifier] = []
+
+        def copied(store: Store) -> Receipt:
+            copies.append(store.model.copy())
+            return Receipt({})
+
+        await self._change(copied, None)  # in turn: a lesson half done would go on in the history of the copy
+        content = await asyncio.to_thread(copies[0].to_bytes)
         name = re.sub(r"[^\w.() -]", "_", self._store.path.name)
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type="application/octet-stream", headers=headers)
