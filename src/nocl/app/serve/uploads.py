@@ -84,14 +84,14 @@ class Uploads:
     async def _form(self, request: Request) -> "AsyncIterator[FormData]":
         """The form of a request, in memory, until the block ends."""
         limits, kind = self._limits, request.headers.get("content-type", "")
-        if not kind.startswith("multipart/form-data"):
+        if kind.split(";")[0].strip().lower() != "multipart/form-data":
             raise HTTPException(415, f"send multipart/form-data, not {kind.split(';')[0] or 'nothing'}")
         declared = request.headers.get("content-length", "0")
         if not declared.isdigit() or len(declared) > 18 or int(declared) > limits.body_bytes:
             raise _too_large(limits)
         held: dict[Shelf, int] = {self._small: 0, self._large: 0}
         try:
-            parser = MultiPartParser(
+            parser = _Form(
                 request.headers, self._counted(request, held), max_files=limits.images, max_fields=8,
                 max_part_size=1 << 16,  # of fields that are not files
             )  # fmt: skip
@@ -118,10 +118,19 @@ class Uploads:
             yield chunk
 
 
-async def _parsed(parser: MultiPartParser, limits: Limits) -> "FormData":
+class _Form(MultiPartParser):
+    """Starlette's parser drops a part that does not end; this one knows whether the whole form has ended."""
+
+    ended = False
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
+async def _parsed(parser: _Form, limits: Limits) -> "FormData":
     try:
         async with asyncio.timeout(limits.upload_seconds):
-            return await parser.parse()
+            form = await parser.parse()
     except MultiPartException as error:
         too_many = "Too many files" in error.message
         raise HTTPException(
@@ -130,6 +139,10 @@ async def _parsed(parser: MultiPartParser, limits: Limits) -> "FormData":
         ) from error
     except TimeoutError:
         raise HTTPException(408, f"the upload took longer than {limits.upload_seconds:g} s") from None
+    if not parser.ended:
+        await form.close()
+        raise HTTPException(422, "the form is cut off: its last boundary is missing; nothing was done, send it again")
+    return form
 
 
 def _too_large(limits: Limits) -> HTTPException:

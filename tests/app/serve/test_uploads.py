@@ -1,0 +1,56 @@
+"""Uploads that are cut off, overtaken by another model, given up, or larger together than the memory for them."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("httpx", reason="the test client needs httpx")
+
+from fastapi.testclient import TestClient
+
+from nocl.app.serve.app import build
+from nocl.app.serve.limits import Limits
+from nocl.app.serve.store import Store
+from tests.support.practice_models import fitted, png
+
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+
+
+def client(store: Store, **limits: Any) -> TestClient:
+    return TestClient(build(store, limits=Limits(**limits)), base_url="http://127.0.0.1:8000")
+
+
+def form(*pictures: bytes, label: str = "blue") -> bytes:
+    body = f'--b\r\nContent-Disposition: form-data; name="label"\r\n\r\n{label}\r\n'.encode()
+    for picture in pictures:
+        body += b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n' + picture + b"\r\n"
+    return body + b"--b--\r\n"
+
+
+def counts(web: TestClient) -> dict[str, int]:
+    return {one["name"]: one["images_learned"] for one in web.get("/classes").json()["classes"]}
+
+
+@pytest.mark.parametrize("missing", [5, 6, 8, 100])
+def test_a_form_that_is_cut_off_teaches_nothing(path: Path, missing: int) -> None:
+    whole = form(png("blue"), png("blue", 1))
+    with client(Store(path)) as web:
+        for place in ("/learn", "/predict"):
+            answer = web.post(place, content=whole[:-missing], headers=FORM)
+            assert (answer.status_code, "the form is cut off" in answer.json()["detail"]) == (422, True)
+        assert "blue" not in counts(web)
+        assert web.post("/learn", content=whole[:-2], headers=FORM).json()["learned"] == 2  # no line end: still whole
+
+
+def test_a_media_type_may_be_written_in_any_case(path: Path) -> None:
+    with client(Store(path)) as web:
+        kind = {"content-type": "Multipart/Form-Data; boundary=b"}
+        assert web.post("/learn", content=form(png("blue")), headers=kind).status_code == 200
+        kind = {"content-type": "multipart/form-database; boundary=b"}
+        assert web.post("/learn", content=form(png("blue")), headers=kind).status_code == 415
