@@ -14,6 +14,7 @@ pytest.importorskip("httpx", reason="the test client needs httpx")
 
 from fastapi.testclient import TestClient
 
+from nocl.app.serve import uploads
 from nocl.app.serve.app import build
 from nocl.app.serve.limits import Limits
 from nocl.app.serve.store import Store
@@ -54,3 +55,40 @@ def test_a_media_type_may_be_written_in_any_case(path: Path) -> None:
         assert web.post("/learn", content=form(png("blue")), headers=kind).status_code == 200
         kind = {"content-type": "multipart/form-database; boundary=b"}
         assert web.post("/learn", content=form(png("blue")), headers=kind).status_code == 415
+
+
+@pytest.mark.parametrize("place", ["/predict", "/learn"])
+def test_pictures_fit_the_model_that_is_there_once_they_have_arrived(path: Path, place: str) -> None:
+    store, larger = Store(path), fitted(n=2, size=48)
+
+    def arriving() -> Iterator[bytes]:
+        body = form(png("blue"))
+        yield body[:80]
+        store.replace(larger)
+        yield body[80:]
+
+    with client(store) as web:
+        assert web.post(place, content=arriving(), headers=FORM).status_code == 200
+        assert store.model.size == 48
+
+
+@pytest.mark.parametrize("place", ["/predict", "/learn"])
+@pytest.mark.parametrize("change", [{"size": 48}, {"fit": "squash"}])
+def test_pictures_for_a_model_that_was_replaced_are_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, place: str, change: dict[str, Any]
+) -> None:
+    store, other = Store(path), fitted(n=2, size=change.get("size"))
+    other._fit = change.get("fit", other.fit_to_size)
+    decode = uploads.decode
+
+    def overtaken(*given: Any, **more: Any) -> Any:
+        store.replace(other)
+        return decode(*given, **more)
+
+    with client(store) as web:
+        monkeypatch.setattr(uploads, "decode", overtaken)
+        answer = web.post(place, content=form(png("blue")), headers=FORM)
+        assert (answer.status_code, answer.json()["detail"]) == (409, "the model was replaced meanwhile, send it again")
+        assert counts(web) == {"red": 2, "green": 2}
+        monkeypatch.setattr(uploads, "decode", decode)
+        assert web.post(place, content=form(png("blue")), headers=FORM).status_code == 200

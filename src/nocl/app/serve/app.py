@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
-from torch import Tensor
 
 from nocl.app.naming import check_name
 from nocl.app.serve.confusions import Confusions
@@ -25,7 +24,18 @@ from nocl.app.serve.metrics import Metrics
 from nocl.app.serve.store import OtherRequestError, Receipt, Store
 from nocl.app.serve.uploads import Uploads
 from nocl.app.serve.whole import OnDevice, WholeModel, key_of
-from nocl.app.serve.workers import ClosedError, FullError, Lesson, Prediction, Worker, predictor, teacher
+from nocl.app.serve.workers import (
+    Batch,
+    ClosedError,
+    Frame,
+    FullError,
+    Lesson,
+    Prediction,
+    ReplacedError,
+    Worker,
+    predictor,
+    teacher,
+)
 from nocl.learner import NotFittedError
 from nocl.plumbing.version import __version__
 
@@ -98,7 +108,7 @@ def build(
         app.get("/ort/{name}", include_in_schema=False)(device.runtime)
     for path, (name, kind) in _PAGE.items():
         app.get(path, include_in_schema=False)(_file(name, kind))
-    for error in (FullError, ClosedError, NotFittedError, OtherRequestError, OSError):
+    for error in (FullError, ClosedError, NotFittedError, ReplacedError, OtherRequestError, OSError):
         app.exception_handler(error)(_answer_for)
     return app
 
@@ -136,7 +146,7 @@ def _add_routes(app: FastAPI, service: "Service") -> None:
         "/learn",
         "Learn pictures of one class",
         service.learn,
-        f"{change} {picture}",
+        f"{change} 409 {picture}",
         form=("label", "instead_of"),
     )
     route("DELETE", "/classes/{name:path}", "Forget a class", service.forget, f"404 {change}")
@@ -153,7 +163,7 @@ class Service:
         self.store, self.door, self.limits, self.metrics = store, door, limits, Metrics()
         self.confusions, self._on_device = Confusions(), on_device
         self._uploads = Uploads(limits)
-        self._predict: Worker[Tensor, Prediction] = predictor(
+        self._predict: Worker[Batch, Prediction] = predictor(
             store, waiting=limits.waiting_images, together=limits.together
         )
         self._learn: Worker[Lesson, Receipt] = teacher(
@@ -214,20 +224,21 @@ class Service:
         ] = None,
     ) -> dict[str, Any]:
         """The likeliest classes of each picture, with probabilities; ``none_of_these`` where it looks like no class."""
-        upload = await self._uploads.read(request, self.store.model.size, self.store.model.fit_to_size)
-        answer = await asyncio.wrap_future(self._predict.submit(upload.images, len(upload.images)))
+        upload = await self._uploads.read(request, self._wanted)
+        batch = Batch(upload.images, upload.frame)
+        answer = await asyncio.wrap_future(self._predict.submit(batch, len(batch.images)))
         self.metrics.predicted.inc(len(upload.images))
         return {"predictions": _shown(answer, top, reject)}
 
     async def learn(self, request: Request) -> dict[str, Any]:
         """Learn the pictures; when this answers, what was learned is on disk."""
-        upload = await self._uploads.read(request, self.store.model.size, self.store.model.fit_to_size)
+        upload = await self._uploads.read(request, self._wanted)
         try:
             name = check_name((upload.label or "").strip())
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
         images = upload.images
-        lesson = Lesson(name, images, key_of(request, "learn", name, upload.digest))
+        lesson = Lesson(name, images, key_of(request, "learn", name, upload.digest), frame=upload.frame)
         receipt = await asyncio.wrap_future(self._learn.submit(lesson, 1))
         if not receipt.repeated:
             self.metrics.learned.inc(len(images))
@@ -245,6 +256,9 @@ class Service:
         if not receipt.repeated:
             self.metrics.forgotten.inc()
         return {"forgotten": name, **receipt.values}
+
+    def _wanted(self) -> Frame:
+        return Frame.of(self.store.model)
 
     # --- around every route -----------------------------------------------------------------------------------
 
@@ -288,7 +302,7 @@ def _shown(answer: Prediction, top: int, reject: float | None) -> list[dict[str,
 async def _answer_for(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error, FullError):
         return JSONResponse({"detail": f"busy: {error}"}, 429, {"Retry-After": "1"})
-    if isinstance(error, NotFittedError):
+    if isinstance(error, (NotFittedError, ReplacedError)):
         return JSONResponse({"detail": str(error)}, 409)
     if isinstance(error, OtherRequestError):
         return JSONResponse({"detail": str(error)}, 422)

@@ -5,7 +5,7 @@ Bodies and decoding have a fixed amount of memory for all requests together (:mo
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nocl.app.serve.limits import LIGHT_BODY, LIGHT_DECODE, Limits
 from nocl.app.serve.room import Room, Shelf
+from nocl.app.serve.workers import Frame
 from nocl.data.decode import BadImageError, Fit, decode, decoding_bytes
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Upload:
     """The pictures of one request as a batch, its label if it had one, and the label that was given by mistake."""
 
     images: Tensor  # uint8 [B, 3, size, size]
+    frame: Frame
     label: str | None
     instead_of: str | None = None
     digest: str = ""  # of the files as they came, if the request has an idempotency key
@@ -45,8 +47,11 @@ class Uploads:
         self._small, self._large = Shelf(limits.bodies_bytes // 2), Shelf(limits.bodies_bytes // 2)
         self._light, self._heavy = Room(2 * LIGHT_DECODE, 2), Room(limits.decode_bytes, 2)
 
-    async def read(self, request: Request, size: int, fit: Fit) -> Upload:
-        """Read and decode a ``multipart/form-data`` request with fields ``images`` and perhaps ``label``."""
+    async def read(self, request: Request, wanted: Callable[[], Frame]) -> Upload:
+        """Read and decode a ``multipart/form-data`` request with fields ``images`` and perhaps ``label``.
+
+        ``wanted`` is called once all has arrived: the model may be replaced while a slow body comes.
+        """
         async with self._form(request) as form:
             given = form.getlist("images")
             files = [item for item in given if isinstance(item, UploadFile)]
@@ -57,12 +62,13 @@ class Uploads:
                 raise HTTPException(422, "label and instead_of must be text, not files")
             keyed = "idempotency-key" in request.headers
             digest = await to_thread.run_sync(_digest, [item.file for item in files]) if keyed else ""
-            rows = [await self._decoded(item, i, size, fit) for i, item in enumerate(files)]
-        return Upload(torch.from_numpy(np.stack(rows)), label, wrong, digest)
+            frame = wanted()
+            rows = [await self._decoded(item, i, frame) for i, item in enumerate(files)]
+        return Upload(torch.from_numpy(np.stack(rows)), frame, label, wrong, digest)
 
-    async def _decoded(self, item: UploadFile, position: int, size: int, fit: Fit) -> NDArray[np.uint8]:
+    async def _decoded(self, item: UploadFile, position: int, frame: Frame) -> NDArray[np.uint8]:
         """One picture. A cheap one need not wait for those that take much memory."""
-        file, limit = item.file, self._limits.pixels
+        file, limit, (size, fit) = item.file, self._limits.pixels, frame
         try:
             async with self._light.take(LIGHT_DECODE):
                 cost = await to_thread.run_sync(_measured, file, size, limit)
