@@ -189,7 +189,7 @@ def has_lessons(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        base = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
             return base.execute("SELECT 1 FROM lessons LIMIT 1").fetchone() is not None
         finally:
