@@ -106,6 +106,21 @@ def test_the_model_goes_out_and_comes_back(client: Any, tmp_path: Path) -> None:
     assert names(client) == ["sky"]
 
 
+@pytest.mark.parametrize(
+    ("name", "plain", "full"),
+    [
+        ("厨房.nocl", "__.nocl", "%E5%8E%A8%E6%88%BF.nocl"),
+        ("Küche 2.nocl", "K_che 2.nocl", "K%C3%BCche%202.nocl"),
+        ('a"b.nocl', "a_b.nocl", "a%22b.nocl"),
+    ],
+)
+def test_a_download_has_the_name_of_the_file(path: Path, name: str, plain: str, full: str) -> None:
+    path = path.rename(path.with_name(name))
+    with testclient.TestClient(build(Store(path)), base_url="http://localhost") as web:
+        said = web.get("/model").headers["content-disposition"]
+    assert said == f"attachment; filename=\"{plain}\"; filename*=UTF-8''{full}"
+
+
 def test_a_download_during_a_lesson_loses_no_image_when_it_is_merged(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
