@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from nocl.app.serve import uploads
 from nocl.app.serve.app import build
 from nocl.app.serve.limits import Limits
+from nocl.app.serve.room import Shelf
 from nocl.app.serve.store import Store
 from tests.support.practice_models import fitted, png
 
@@ -92,3 +93,66 @@ def test_pictures_for_a_model_that_was_replaced_are_refused(
         assert counts(web) == {"red": 2, "green": 2}
         monkeypatch.setattr(uploads, "decode", decode)
         assert web.post(place, content=form(png("blue")), headers=FORM).status_code == 200
+
+
+@pytest.mark.parametrize("place", ["/predict", "/learn"])
+def test_decoded_pictures_count_against_the_memory_for_requests(
+    path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    fitted(n=2, size=128).save(path)
+    store, opened = Store(path), threading.Event()
+    learn, score = store.learn, store.model.learner_.decision_function
+    monkeypatch.setattr(store, "learn", lambda *given: (opened.wait(10), learn(*given))[1])
+    monkeypatch.setattr(store.model.learner_, "decision_function", lambda x: (opened.wait(10), score(x))[1])
+    shelves = spied(monkeypatch)
+    body = form(*[png("blue", size=8)] * 12)  # 12 x 3 x 128 x 128 bytes decoded: 590 kB of the 1 MB for large ones
+    with client(store, bodies_bytes=2 << 20) as web, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(web.post, place, content=body, headers=FORM)
+        until(lambda: shelves[1].used > 500_000)
+        busy = web.post(place, content=body, headers=FORM)
+        assert (busy.status_code, "too many uploads" in busy.json()["detail"]) == (429, True)
+        opened.set()
+        assert first.result(10).status_code == 200
+        assert [shelf.used for shelf in shelves] == [0, 0]
+        assert web.post(place, content=body, headers=FORM).status_code == 200
+        refused = web.post(place, content=form(*[png("blue", size=8)] * 30), headers=FORM)
+        assert (refused.status_code, "send at most 21" in refused.json()["detail"]) == (413, True)
+        assert [shelf.used for shelf in shelves] == [0, 0]
+
+
+def test_lessons_wait_and_are_learned_together_by_their_pictures(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, opened = Store(path), threading.Event()
+    learn, groups = store.learn, []
+
+    def slow(pictures: Any, *given: Any) -> Any:
+        opened.wait(10)
+        groups.append(sum(len(x) for x, _ in pictures))
+        return learn(pictures, *given)
+
+    monkeypatch.setattr(store, "learn", slow)
+    with client(store, waiting_learnings=12, together=6) as web, ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(web.post, "/learn", content=form(*[png("blue")] * 4), headers=FORM) for _ in range(3)]
+        until(lambda: 'nocl_waiting{queue="learn"} 12.0' in web.get("/metrics").text)
+        assert web.post("/learn", content=form(png("blue")), headers=FORM).status_code == 429
+        opened.set()
+        assert {job.result(10).status_code for job in jobs} == {200}
+    assert groups == [4, 4, 4]
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[Shelf]:
+    """The shelves of the services built from now on: for small requests, for large ones."""
+    made: list[Shelf] = []
+
+    def shelf(total: int) -> Shelf:
+        made.append(Shelf(total))
+        return made[-1]
+
+    monkeypatch.setattr(uploads, "Shelf", shelf)
+    return made
+
+
+def until(holds: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.02)

@@ -224,24 +224,24 @@ class Service:
         ] = None,
     ) -> dict[str, Any]:
         """The likeliest classes of each picture, with probabilities; ``none_of_these`` where it looks like no class."""
-        upload = await self._uploads.read(request, self._wanted)
-        batch = Batch(upload.images, upload.frame)
-        answer = await asyncio.wrap_future(self._predict.submit(batch, len(batch.images)))
-        self.metrics.predicted.inc(len(upload.images))
+        async with self._uploads.read(request, self._wanted) as upload:
+            batch = Batch(upload.images, upload.frame)
+            answer = await asyncio.wrap_future(self._predict.submit(batch, len(batch.images)))
+        self.metrics.predicted.inc(len(batch.images))
         return {"predictions": _shown(answer, top, reject)}
 
     async def learn(self, request: Request) -> dict[str, Any]:
         """Learn the pictures; when this answers, what was learned is on disk."""
-        upload = await self._uploads.read(request, self._wanted)
-        try:
-            name = check_name((upload.label or "").strip())
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
-        images = upload.images
-        lesson = Lesson(name, images, key_of(request, "learn", name, upload.digest), frame=upload.frame)
-        receipt = await asyncio.wrap_future(self._learn.submit(lesson, 1))
+        async with self._uploads.read(request, self._wanted) as upload:
+            try:
+                name = check_name((upload.label or "").strip())
+            except ValueError as error:
+                raise HTTPException(422, str(error)) from error
+            key, count = key_of(request, "learn", name, upload.digest), len(upload.images)
+            lesson = Lesson(name, upload.images, key, frame=upload.frame)
+            receipt = await asyncio.wrap_future(self._learn.submit(lesson, count))
         if not receipt.repeated:
-            self.metrics.learned.inc(len(images))
+            self.metrics.learned.inc(count)
             if upload.instead_of is not None:
                 self.confusions.add(name, upload.instead_of)
         return {"label": name, **receipt.values}

@@ -1,12 +1,13 @@
 """Uploads to batches: a form with pictures, read under limits and never written to disk.
 
-Bodies and decoding have a fixed amount of memory for all requests together (:mod:`nocl.app.serve.room`).
+Bodies, decoding and decoded pictures have a fixed amount of memory for all requests together
+(:mod:`nocl.app.serve.room`).
 """
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -47,24 +48,41 @@ class Uploads:
         self._small, self._large = Shelf(limits.bodies_bytes // 2), Shelf(limits.bodies_bytes // 2)
         self._light, self._heavy = Room(2 * LIGHT_DECODE, 2), Room(limits.decode_bytes, 2)
 
-    async def read(self, request: Request, wanted: Callable[[], Frame]) -> Upload:
+    @asynccontextmanager
+    async def read(self, request: Request, wanted: Callable[[], Frame]) -> AsyncIterator[Upload]:
         """Read and decode a ``multipart/form-data`` request with fields ``images`` and perhaps ``label``.
 
-        ``wanted`` is called once all has arrived: the model may be replaced while a slow body comes.
+        ``wanted`` is called once all has arrived: the model may be replaced while a slow body comes. The pictures
+        count against the memory for requests until the block ends.
         """
-        async with self._form(request) as form:
-            given = form.getlist("images")
-            files = [item for item in given if isinstance(item, UploadFile)]
-            if not files or len(files) != len(given):
-                raise HTTPException(422, "send pictures as files in the field 'images' of a multipart form")
-            label, wrong = form.get("label"), form.get("instead_of")
-            if isinstance(label, UploadFile) or isinstance(wrong, UploadFile):
-                raise HTTPException(422, "label and instead_of must be text, not files")
-            keyed = "idempotency-key" in request.headers
-            digest = await to_thread.run_sync(_digest, [item.file for item in files]) if keyed else ""
-            frame = wanted()
-            rows = [await self._decoded(item, i, frame) for i, item in enumerate(files)]
-        return Upload(torch.from_numpy(np.stack(rows)), frame, label, wrong, digest)
+        with ExitStack() as held:
+            async with self._form(request) as form:
+                files, label, wrong = _fields(form)
+                keyed = "idempotency-key" in request.headers
+                digest = await to_thread.run_sync(_digest, [item.file for item in files]) if keyed else ""
+                frame = wanted()
+                held.enter_context(self._room_for(len(files), frame.size))
+                images = torch.empty(len(files), 3, frame.size, frame.size, dtype=torch.uint8)
+                for i, item in enumerate(files):
+                    images[i] = torch.from_numpy(await self._decoded(item, i, frame))
+            yield Upload(images, frame, label, wrong, digest)
+
+    @contextmanager
+    def _room_for(self, count: int, size: int) -> Iterator[None]:
+        """Hold the bytes of so many decoded pictures; small requests have their own memory here too."""
+        one = 3 * size * size
+        shelf = self._small if count * one <= LIGHT_BODY else self._large
+        if count * one > shelf.total:
+            raise HTTPException(
+                413, f"{count} pictures of {size} x {size} pixels take more than {shelf.total >> 20} MB; send at most "
+                f"{shelf.total // one} in one request"
+            )  # fmt: skip
+        if not shelf.fits(count * one):
+            raise _busy()
+        try:
+            yield
+        finally:
+            shelf.give_back(count * one)
 
     async def _decoded(self, item: UploadFile, position: int, frame: Frame) -> NDArray[np.uint8]:
         """One picture. A cheap one need not wait for those that take much memory."""
@@ -119,7 +137,7 @@ class Uploads:
                 raise _too_large(self._limits)
             shelf = self._small if total <= LIGHT_BODY else self._large
             if not shelf.fits(len(chunk)):
-                raise HTTPException(429, "busy: too many uploads at once", headers={"Retry-After": "2"})
+                raise _busy()
             held[shelf] += len(chunk)
             yield chunk
 
@@ -149,6 +167,22 @@ async def _parsed(parser: _Form, limits: Limits) -> "FormData":
         await form.close()
         raise HTTPException(422, "the form is cut off: its last boundary is missing; nothing was done, send it again")
     return form
+
+
+def _fields(form: "FormData") -> tuple[list[UploadFile], str | None, str | None]:
+    """The pictures, the label and the label given by mistake."""
+    given = form.getlist("images")
+    files = [item for item in given if isinstance(item, UploadFile)]
+    if not files or len(files) != len(given):
+        raise HTTPException(422, "send pictures as files in the field 'images' of a multipart form")
+    label, wrong = form.get("label"), form.get("instead_of")
+    if isinstance(label, UploadFile) or isinstance(wrong, UploadFile):
+        raise HTTPException(422, "label and instead_of must be text, not files")
+    return files, label, wrong
+
+
+def _busy() -> HTTPException:
+    return HTTPException(429, "busy: too many uploads at once", headers={"Retry-After": "2"})
 
 
 def _too_large(limits: Limits) -> HTTPException:
