@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 
 from nocl.app.naming import check_name
 from nocl.app.serve.confusions import Confusions
@@ -110,6 +111,7 @@ def build(
         app.get(path, include_in_schema=False)(_file(name, kind))
     for error in (FullError, ClosedError, NotFittedError, ReplacedError, OtherRequestError, OSError):
         app.exception_handler(error)(_answer_for)
+    app.exception_handler(ClientDisconnect)(_nobody_waits)
     return app
 
 
@@ -312,6 +314,11 @@ async def _answer_for(_: Request, error: Exception) -> JSONResponse:
         said = f"{error.strerror}; the service must be restarted, then ask again (with the same Idempotency-Key)"
         return JSONResponse({"detail": said}, 503)
     return JSONResponse({"detail": f"nothing was learned: {error.strerror or error}"}, 507)  # type: ignore[attr-defined]
+
+
+async def _nobody_waits(_: Request, __: Exception) -> Response:
+    """For the metrics; a client that left during its upload reads no answer, and it is no error of ours."""
+    return Response(status_code=499)
 
 
 def _file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
