@@ -1,13 +1,15 @@
 """Damage to the journal: whatever happened to its bytes, it is reported by name, and nothing is deleted."""
 
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nocl.app.serve.journal import Journal
+from nocl.app.serve.journal import Journal, has_lessons
 from nocl.app.serve.store import Key, Store, journal_of
 from nocl.plumbing.files import DamagedFileError, file_digest
 from tests.support.practice_models import fitted, pictures
@@ -95,3 +97,33 @@ def test_a_journal_of_another_model_is_refused(path: Path) -> None:
     fitted(n=3).save(path)
     with pytest.raises(DamagedFileError, match="belongs to another model"):
         Store(path)
+
+
+@pytest.mark.parametrize("folder", ["a#b", "50%", "a%20b", "what?", "ü b"])
+def test_lessons_are_seen_whatever_the_folder_is_called(tmp_path: Path, folder: str) -> None:
+    path = tmp_path / folder / "m.nocl"
+    path.parent.mkdir()
+    fitted(n=2).save(path)
+    taught(path, 1)
+    before = sorted(tmp_path.rglob("*"))
+    assert has_lessons(journal_of(path))
+    assert sorted(tmp_path.rglob("*")) == before
+    Store(path).close()  # takes the lessons in; the keys stay
+    assert not has_lessons(journal_of(path))
+
+
+def test_a_journal_is_seen_by_a_relative_path(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taught(path, 1)
+    monkeypatch.chdir(path.parent)
+    assert has_lessons(Path(journal_of(path).name))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes")
+@pytest.mark.parametrize(("mode", "wanted"), [(0o600, 0o600), (0o640, 0o640), (0o400, 0o600)])
+def test_the_journal_can_be_read_by_those_who_can_read_the_model(path: Path, mode: int, wanted: int) -> None:
+    path.chmod(mode)
+    taught(path, 1)
+    assert stat.S_IMODE(journal_of(path).stat().st_mode) == wanted
+    journal_of(path).chmod(0o666)  # as one of before may be
+    crash(Store(path))
+    assert stat.S_IMODE(journal_of(path).stat().st_mode) == wanted

@@ -1,4 +1,4 @@
-"""Clients that send half a request, or drip a body, or never read: they are closed, and others are answered."""
+"""Clients that send half a request, drip a body, leave, or never read: they are closed, and others are answered."""
 
 import http.client
 import socket
@@ -155,3 +155,22 @@ def test_a_finished_request_on_a_kept_connection_works_again(port: int) -> None:
         assert answer.status == 200
         answer.read()
         time.sleep(0.3)
+
+
+@pytest.mark.parametrize("asked", ["POST /predict", "POST /learn", "PUT /model"])
+def test_a_client_that_leaves_during_an_upload_is_no_error(port: int, asked: str) -> None:
+    head = f"{asked} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5000\r\n".encode()
+    client = half_open(port, head + b"Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n")
+    time.sleep(0.2)
+    client.close()
+    line = f'nocl_requests_total{{path="{asked.split()[1]}",status="499"}}'
+    limit = time.monotonic() + 5
+    while line not in metrics(port):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def metrics(port: int) -> str:
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    client.request("GET", "/metrics")
+    return client.getresponse().read().decode()

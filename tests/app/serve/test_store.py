@@ -143,6 +143,19 @@ def test_forgetting_reaches_every_file(path: Path) -> None:
     assert Store(path).model.class_names == ["red", "green"]
 
 
+def test_what_neighbours_left_is_theirs(path: Path) -> None:
+    theirs = path.with_name(f".{path.name}.bak.parts")
+    theirs.mkdir()
+    left = [path.with_name(f".{path.name}{end}") for end in (".bak.abcd_123.part", ".old.journal.0123abcd.part")]
+    ours = [path.with_name(f".{path.name}{end}") for end in (".abcd_123.part", ".journal.0123abcd.part-journal")]
+    for file in (*left, *ours):
+        file.write_bytes(b"x")
+    path.with_name(f".{path.name}.zzzzzzzz.part").mkdir()  # a folder is never what a killed writer leaves
+    Store(path).close()
+    assert theirs.is_dir()
+    assert [file.exists() for file in (*left, *ours)] == [True, True, False, False]
+
+
 def _assert_nowhere(path: Path, mean: bytes) -> None:
     for file in path.parent.iterdir():
         content = file.read_bytes()

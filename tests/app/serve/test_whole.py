@@ -1,6 +1,9 @@
 """The whole model over HTTP: undo, download, open, start empty; query fields; what the browser needs."""
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,50 @@ def test_the_model_goes_out_and_comes_back(client: Any, tmp_path: Path) -> None:
     assert names(client) == ["red", "green"]
     assert client.post("/undo").json()["undone"] == "replace"
     assert names(client) == ["sky"]
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "full"),
+    [
+        ("厨房.nocl", "__.nocl", "%E5%8E%A8%E6%88%BF.nocl"),
+        ("Küche 2.nocl", "K_che 2.nocl", "K%C3%BCche%202.nocl"),
+        ('a"b.nocl', "a_b.nocl", "a%22b.nocl"),
+    ],
+)
+def test_a_download_has_the_name_of_the_file(path: Path, name: str, plain: str, full: str) -> None:
+    path = path.rename(path.with_name(name))
+    with testclient.TestClient(build(Store(path)), base_url="http://localhost") as web:
+        said = web.get("/model").headers["content-disposition"]
+    assert said == f"attachment; filename=\"{plain}\"; filename*=UTF-8''{full}"
+
+
+def test_a_download_during_a_lesson_loses_no_image_when_it_is_merged(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(path)
+    half_done, go_on, append = threading.Event(), threading.Event(), store._journal.append
+
+    def slow(*given: Any) -> None:
+        half_done.set()
+        go_on.wait(10)
+        append(*given)
+
+    with testclient.TestClient(build(store), base_url="http://localhost") as web, ThreadPoolExecutor(2) as pool:
+        learn(web, "cat", 1)
+        monkeypatch.setattr(store._journal, "append", slow)
+        lesson = pool.submit(learn, web, "cat", 2)
+        assert half_done.wait(10)
+        download = pool.submit(web.get, "/model")
+        time.sleep(0.3)  # long enough to copy the model, if it did not wait for the lesson
+        go_on.set()
+        assert lesson.result(10).status_code == 200
+        (tmp_path / "copy.nocl").write_bytes(download.result(10).content)
+        learn(web, "cat", 2)
+    copy = Classifier.load(tmp_path / "copy.nocl").partial_fit(pictures("blue", 4, 9), "cat")
+    kept = Classifier.load(path)
+    with pytest.raises(ValueError, match="both went on learning cat"):
+        kept.merge(copy)
+    assert kept.counts_["cat"] == 5
 
 
 @pytest.mark.parametrize("cut", [0, 100, -1])

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
-from torch import Tensor
+from starlette.requests import ClientDisconnect
 
 from nocl.app.naming import check_name
 from nocl.app.serve.confusions import Confusions
@@ -25,7 +25,18 @@ from nocl.app.serve.metrics import Metrics
 from nocl.app.serve.store import OtherRequestError, Receipt, Store
 from nocl.app.serve.uploads import Uploads
 from nocl.app.serve.whole import OnDevice, WholeModel, key_of
-from nocl.app.serve.workers import ClosedError, FullError, Lesson, Prediction, Worker, predictor, teacher
+from nocl.app.serve.workers import (
+    Batch,
+    ClosedError,
+    Frame,
+    FullError,
+    Lesson,
+    Prediction,
+    ReplacedError,
+    Worker,
+    predictor,
+    teacher,
+)
 from nocl.learner import NotFittedError
 from nocl.plumbing.version import __version__
 
@@ -98,8 +109,9 @@ def build(
         app.get("/ort/{name}", include_in_schema=False)(device.runtime)
     for path, (name, kind) in _PAGE.items():
         app.get(path, include_in_schema=False)(_file(name, kind))
-    for error in (FullError, ClosedError, NotFittedError, OtherRequestError, OSError):
+    for error in (FullError, ClosedError, NotFittedError, ReplacedError, OtherRequestError, OSError):
         app.exception_handler(error)(_answer_for)
+    app.exception_handler(ClientDisconnect)(_nobody_waits)
     return app
 
 
@@ -136,12 +148,12 @@ def _add_routes(app: FastAPI, service: "Service") -> None:
         "/learn",
         "Learn pictures of one class",
         service.learn,
-        f"{change} {picture}",
+        f"{change} 409 {picture}",
         form=("label", "instead_of"),
     )
     route("DELETE", "/classes/{name:path}", "Forget a class", service.forget, f"404 {change}")
     route("POST", "/undo", "Take the last change back", whole.undo, f"409 {change}")
-    route("GET", "/model", "Download the model", whole.download, "401 403", response_class=Response)
+    route("GET", "/model", "Download the model", whole.download, "401 403 429 503", response_class=Response)
     route("PUT", "/model", "Open another model", whole.open, f"408 413 422 {change}")
     route("DELETE", "/model", "Start with an empty model", whole.empty, change)
 
@@ -153,7 +165,7 @@ class Service:
         self.store, self.door, self.limits, self.metrics = store, door, limits, Metrics()
         self.confusions, self._on_device = Confusions(), on_device
         self._uploads = Uploads(limits)
-        self._predict: Worker[Tensor, Prediction] = predictor(
+        self._predict: Worker[Batch, Prediction] = predictor(
             store, waiting=limits.waiting_images, together=limits.together
         )
         self._learn: Worker[Lesson, Receipt] = teacher(
@@ -214,23 +226,24 @@ class Service:
         ] = None,
     ) -> dict[str, Any]:
         """The likeliest classes of each picture, with probabilities; ``none_of_these`` where it looks like no class."""
-        upload = await self._uploads.read(request, self.store.model.size, self.store.model.fit_to_size)
-        answer = await asyncio.wrap_future(self._predict.submit(upload.images, len(upload.images)))
-        self.metrics.predicted.inc(len(upload.images))
+        async with self._uploads.read(request, self._wanted) as upload:
+            batch = Batch(upload.images, upload.frame)
+            answer = await asyncio.wrap_future(self._predict.submit(batch, len(batch.images)))
+        self.metrics.predicted.inc(len(batch.images))
         return {"predictions": _shown(answer, top, reject)}
 
     async def learn(self, request: Request) -> dict[str, Any]:
         """Learn the pictures; when this answers, what was learned is on disk."""
-        upload = await self._uploads.read(request, self.store.model.size, self.store.model.fit_to_size)
-        try:
-            name = check_name((upload.label or "").strip())
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
-        images = upload.images
-        lesson = Lesson(name, images, key_of(request, "learn", name, upload.digest))
-        receipt = await asyncio.wrap_future(self._learn.submit(lesson, 1))
+        async with self._uploads.read(request, self._wanted) as upload:
+            try:
+                name = check_name((upload.label or "").strip())
+            except ValueError as error:
+                raise HTTPException(422, str(error)) from error
+            key, count = key_of(request, "learn", name, upload.digest), len(upload.images)
+            lesson = Lesson(name, upload.images, key, frame=upload.frame)
+            receipt = await asyncio.wrap_future(self._learn.submit(lesson, count))
         if not receipt.repeated:
-            self.metrics.learned.inc(len(images))
+            self.metrics.learned.inc(count)
             if upload.instead_of is not None:
                 self.confusions.add(name, upload.instead_of)
         return {"label": name, **receipt.values}
@@ -245,6 +258,9 @@ class Service:
         if not receipt.repeated:
             self.metrics.forgotten.inc()
         return {"forgotten": name, **receipt.values}
+
+    def _wanted(self) -> Frame:
+        return Frame.of(self.store.model)
 
     # --- around every route -----------------------------------------------------------------------------------
 
@@ -288,7 +304,7 @@ def _shown(answer: Prediction, top: int, reject: float | None) -> list[dict[str,
 async def _answer_for(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error, FullError):
         return JSONResponse({"detail": f"busy: {error}"}, 429, {"Retry-After": "1"})
-    if isinstance(error, NotFittedError):
+    if isinstance(error, (NotFittedError, ReplacedError)):
         return JSONResponse({"detail": str(error)}, 409)
     if isinstance(error, OtherRequestError):
         return JSONResponse({"detail": str(error)}, 422)
@@ -298,6 +314,11 @@ async def _answer_for(_: Request, error: Exception) -> JSONResponse:
         said = f"{error.strerror}; the service must be restarted, then ask again (with the same Idempotency-Key)"
         return JSONResponse({"detail": said}, 503)
     return JSONResponse({"detail": f"nothing was learned: {error.strerror or error}"}, 507)  # type: ignore[attr-defined]
+
+
+async def _nobody_waits(_: Request, __: Exception) -> Response:
+    """For the metrics; a client that left during its upload reads no answer, and it is no error of ours."""
+    return Response(status_code=499)
 
 
 def _file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:

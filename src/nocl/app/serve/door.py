@@ -24,6 +24,8 @@ class Door:
     def __init__(self, token: str | None, *, private: bool = False, names: Sequence[str] = ()) -> None:
         if private and token is None:
             raise ValueError("a private service needs a token: set NOCL_TOKEN")
+        if token is not None:
+            check_token(token)
         self._token = None if token is None else token.encode()
         self.private = private
         self._names = {"localhost", *(name.lower() for name in names)}
@@ -74,6 +76,17 @@ class Door:
         if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token or b""):
             raise HTTPException(401, f"{what} need{'s' * (what != 'changes')} the right token",
                                 headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+
+
+def check_token(token: str) -> None:
+    """Refuse a token that no client can send in a header. The token is a secret and is not part of the message."""
+    if not token:
+        raise ValueError("NOCL_TOKEN is empty: set a secret, or unset it")
+    odd = next((i for i, letter in enumerate(token, 1) if not " " <= letter <= "~"), None)
+    if odd is not None:
+        raise ValueError(f"NOCL_TOKEN may have printable ASCII characters only; character {odd} is another: replace it")
+    if token != token.strip():
+        raise ValueError("NOCL_TOKEN must not begin or end with a space: a header loses it there; take it away")
 
 
 def _host(given: str) -> str | None:

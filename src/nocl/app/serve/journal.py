@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,13 +48,14 @@ class Answer(NamedTuple):
 class Journal:
     """The lessons that the model file does not have yet. Every method that returns has reached the disk."""
 
-    def __init__(self, path: Path, model: str) -> None:
-        """Open or create the journal beside a model file with this digest."""
+    def __init__(self, path: Path, model: str, *, mode: int = 0o600) -> None:
+        """Open or create the journal beside a model file with this digest; ``mode`` says who may read it."""
         self.path = path
         self._renamed = False  # the model file announced by ``announce`` is in place
         if not path.exists():
-            _create(path, model)
+            _create(path, model, mode)
         _check_kind(path)
+        _set_mode(path, mode)
         self._base = _connect(path)
         try:
             with _as_damage(path):
@@ -189,7 +191,7 @@ def has_lessons(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        base = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
             return base.execute("SELECT 1 FROM lessons LIMIT 1").fetchone() is not None
         finally:
@@ -198,10 +200,17 @@ def has_lessons(path: Path) -> bool:
         return True
 
 
-def _create(path: Path, model: str) -> None:
+def _set_mode(path: Path, mode: int) -> None:
+    if stat.S_IMODE(path.stat().st_mode) != mode:
+        with contextlib.suppress(PermissionError):  # a file of another user, which only that user can change
+            path.chmod(mode)
+
+
+def _create(path: Path, model: str, mode: int) -> None:
     """Make an empty journal under a temporary name, then rename it: an empty file is damage, never a beginning."""
     made = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
+        os.close(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))  # SQLite would let all read it
         base = _connect(made, "auto_vacuum=FULL", "journal_mode=DELETE")
         try:
             base.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={_FORMAT};")

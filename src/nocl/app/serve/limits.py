@@ -15,11 +15,11 @@ class Limits:
     images: int = 64  # in a request
     pixels: int = 40_000_000  # of an image, before it is resized
     waiting_images: int = 256  # that wait for a prediction
-    waiting_learnings: int = 64  # requests that wait to be learned
+    waiting_learnings: int = 1024  # images that wait to be learned; another change counts as one
     classes: int = 10_000
     upload_seconds: float = 60.0
     together: int = 64  # images predicted or learned in one go
-    bodies_bytes: int = 128 << 20  # of all requests that are being read; half of it for small ones
+    bodies_bytes: int = 128 << 20  # of all requests' bodies and decoded pictures; half of it for small ones
     decode_bytes: int = 320 << 20  # that decoding may take at once, of all pictures
     header_seconds: float = 10.0  # for a request line and its headers to arrive
     connections: int = 512

@@ -21,7 +21,7 @@ class Metrics:
         self.predicted = Counter("nocl_images_predicted", "Images predicted", registry=self._registry)
         self.learned = Counter("nocl_images_learned", "Images learned", registry=self._registry)
         self.forgotten = Counter("nocl_classes_forgotten", "Classes forgotten", registry=self._registry)
-        self.waiting = Gauge("nocl_waiting", "Images or lessons waiting", ["queue"], registry=self._registry)
+        self.waiting = Gauge("nocl_waiting", "Images and other changes waiting", ["queue"], registry=self._registry)
         self.classes = Gauge("nocl_classes", "Classes known", registry=self._registry)
         self.bytes = Gauge("nocl_statistics_bytes", "Bytes kept of all classes", registry=self._registry)
 

@@ -2,13 +2,16 @@
 
 import ipaddress
 import logging
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
 from nocl.app.serve.app import build
+from nocl.app.serve.door import check_token
 from nocl.app.serve.limits import Limits
 from nocl.app.serve.protocol import settings
 from nocl.app.serve.store import Store
@@ -36,7 +39,7 @@ def serve(
     start: Callable[[], None] = lambda: None,
     listening: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve a model until interrupted, then write it whole.
+    """Serve a model until told to end (SIGTERM) or interrupted, then write it whole.
 
     ``start`` is called once the port is ours, before the model is read; ``listening`` with the address once
     requests are answered.
@@ -57,9 +60,15 @@ def serve(
 
 
 class _Announcing(uvicorn.Server):  # type: ignore[misc]
-    """Says when it listens."""
+    """Says when it listens, and simply ends at SIGTERM, which is how services are stopped."""
 
     announce: Callable[[], None]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGTERM:
+            self.should_exit = True  # uvicorn would raise the signal again after it has stopped
+        else:
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -87,6 +96,8 @@ def _is_address(host: str) -> bool:
 
 def check_address(host: str, token: str | None) -> None:
     """Refuse an address that other machines can reach, unless there is a token that is long enough."""
+    if token is not None:
+        check_token(token)
     if token is not None and len(token) < MIN_TOKEN:
         raise UnsafeAddressError(f"NOCL_TOKEN must have at least {MIN_TOKEN} characters, not {len(token)}")
     if token is None and not _is_loopback(host):

@@ -9,10 +9,11 @@ is learned until a restart has read what the disk really holds. ``trouble`` says
 """
 
 import errno
-import glob
 import hashlib
 import json
 import logging
+import re
+import stat
 import threading
 import time
 from collections.abc import Sequence
@@ -93,7 +94,8 @@ class Store:
             _need_statistics(self.model)
             self._empty = self.model.apart()
             _clear_unfinished(self.path)
-            self._journal = Journal(journal_of(self.path), file_digest(self.path))
+            mode = stat.S_IMODE(self.path.stat().st_mode) & 0o666 | 0o600  # the model's, but always ours to write
+            self._journal = Journal(journal_of(self.path), file_digest(self.path), mode=mode)
             self._replay()
         except BaseException:
             self._lock.release()
@@ -282,8 +284,10 @@ def _is_file_with(path: Path, digest: str) -> bool:
 
 def _clear_unfinished(path: Path) -> None:
     """Delete what a killed process left of a file it was writing: it may hold statistics of a forgotten class."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part*"):
-        leftover.unlink(missing_ok=True)
+    name = re.compile(rf"\.{re.escape(path.name)}\.(journal\.)?[a-z0-9_]+\.part(-journal)?")  # of mkstemp, and SQLite's
+    for leftover in path.parent.iterdir():
+        if name.fullmatch(leftover.name) and leftover.is_file():
+            leftover.unlink(missing_ok=True)
 
 
 def journal_of(path: Path) -> Path:

@@ -6,16 +6,17 @@ flush to disk is enough for all requests of a group.
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from nocl.app.classifier import Classifier
 from nocl.app.serve.store import Key, OtherRequestError, Receipt, Store
+from nocl.data.decode import Fit
 from nocl.learner import NotFittedError
 
 J = TypeVar("J")
@@ -28,6 +29,24 @@ class FullError(RuntimeError):
 
 class ClosedError(RuntimeError):
     """The service is stopping."""
+
+
+class ReplacedError(RuntimeError):
+    """The pictures were brought to the size of a model that is no longer there."""
+
+    def __init__(self) -> None:
+        super().__init__("the model was replaced meanwhile, send it again")
+
+
+class Frame(NamedTuple):
+    """How pictures are brought to size for a model."""
+
+    size: int
+    fit: Fit
+
+    @classmethod
+    def of(cls, model: Classifier) -> "Frame":
+        return cls(model.size, model.fit_to_size)
 
 
 @dataclass
@@ -115,6 +134,14 @@ class Worker(Generic[J, R]):
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Images to score, and how they were brought to size."""
+
+    images: Tensor  # uint8 [B, 3, size, size]
+    frame: Frame
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Scores of one request's images and the model that gave them."""
 
@@ -122,16 +149,20 @@ class Prediction:
     model: Classifier
 
 
-def predictor(store: Store, *, waiting: int, together: int) -> Worker[Tensor, Prediction]:
+def predictor(store: Store, *, waiting: int, together: int) -> Worker[Batch, Prediction]:
     """A worker that scores batches of images with the model published when it starts on them."""
 
-    def work(batches: list[Tensor]) -> list[Prediction | Exception]:
+    def work(batches: list[Batch]) -> list[Prediction | Exception]:
         model = store.model
         if not len(model.learner_.classes_):
             return [NotFittedError("the model knows no class yet: teach it one")] * len(batches)
-        with torch.no_grad():
-            scores = model.learner_.decision_function(torch.cat(batches)).cpu()
-        return [Prediction(part, model) for part in scores.split([len(x) for x in batches])]
+        fitting = [batch.images for batch in batches if batch.frame == Frame.of(model)]
+        scored: Iterator[Prediction] = iter(())
+        if fitting:
+            with torch.no_grad():
+                scores = model.learner_.decision_function(torch.cat(fitting)).cpu()
+            scored = (Prediction(part, model) for part in scores.split([len(x) for x in fitting]))
+        return [next(scored) if batch.frame == Frame.of(model) else ReplacedError() for batch in batches]
 
     return Worker("predict", work, waiting=waiting, together=together)
 
@@ -144,6 +175,7 @@ class Lesson:
     images: Tensor | None
     key: Key | None = None
     whole: Callable[[Store], Receipt] | None = None  # a change of the whole model instead
+    frame: Frame | None = None  # how the images were brought to size; None: as the model wants them
 
 
 def teacher(store: Store, *, waiting: int, together: int, max_classes: int) -> Worker[Lesson, Receipt]:
@@ -207,12 +239,14 @@ def _learn(store: Store, run: list[Lesson], max_classes: int) -> list[Receipt | 
 
 
 def _before_learning(store: Store, lesson: Lesson, known: set[str], max_classes: int) -> Receipt | Exception | None:
-    """The answer to a lesson that is not to be learned: done before, or too many classes."""
+    """The answer to a lesson that is not to be learned: done before, for another model, or too many classes."""
     try:
         if before := store.answered(lesson.key):
             return before
     except OtherRequestError as error:
         return error
+    if lesson.frame not in (None, Frame.of(store.model)):
+        return ReplacedError()
     if lesson.name not in known and len(known) >= max_classes:
         return FullError(f"the model has {len(known)} classes, the limit is {max_classes}")
     return None

@@ -46,7 +46,9 @@ export async function askOnce(path, options) {
 export async function download(path) {
   const response = await send(path, { headers: headers() });
   if (!response.ok) throw await failure(response);
-  const name = /filename="([^"]+)"/.exec(response.headers.get("content-disposition") ?? "")?.[1] ?? "model.nocl";
+  const said = response.headers.get("content-disposition") ?? "";
+  const full = /filename\*=UTF-8''([^;]+)/.exec(said)?.[1];
+  const name = full ? decodeURIComponent(full) : (/filename="([^"]+)"/.exec(said)?.[1] ?? "model.nocl");
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(await response.blob()), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
