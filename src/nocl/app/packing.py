@@ -10,16 +10,17 @@ from nocl.app.classifier import Classifier
 from nocl.app.naming import label_of
 
 
-def pack(part: Classifier) -> bytes:
+def pack(part: Classifier, entry: str = "") -> bytes:
     """The statistics of a classifier made by ``apart``, with names and counts of its classes.
 
-    Of a tensor of zeros, such as the covariance of a single image, only the shape is written.
+    ``entry`` is the id of the history's entry that the lesson belongs to. Of a tensor of zeros, such as the covariance
+    of a single image, only the shape is written.
     """
     learner = part.learner_
     left_out = learner.network_state_names() | {"_extra_state"}
     tensors = {name: tensor for name, tensor in learner.state_dict().items() if name not in left_out}
     zeros = {name: list(tensor.shape) for name, tensor in tensors.items() if not bool(tensor.any())}
-    about = {"counts": json.dumps(part.counts_), "zeros": json.dumps(zeros)}
+    about = {"counts": json.dumps(part.counts_), "zeros": json.dumps(zeros), "entry": entry}
     return tensor_bytes(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items() if name not in zeros}, metadata=about
     )
@@ -43,6 +44,11 @@ def counts_in(payload: bytes) -> dict[str, int]:
     """Names and counts of the classes in what ``pack`` made."""
     counts: dict[str, int] = json.loads(_about(payload)["counts"])
     return counts
+
+
+def entry_in(payload: bytes) -> str | None:
+    """The entry of the history that ``pack`` was given; None if there was none."""
+    return _about(payload).get("entry") or None
 
 
 def _about(payload: bytes) -> dict[str, str]:

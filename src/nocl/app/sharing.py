@@ -102,21 +102,26 @@ class Sharing:
         self._names |= {label_of(name): name for name in names}
         self.learner_.meet(label_of(name) for name in names)
 
-    def take_in(self, part: Self) -> None:
-        """Add what a classifier made by ``apart`` has learned."""
+    def take_in(self, part: Self, entry: str | None = None) -> None:
+        """Add what a classifier made by ``apart`` has learned; ``entry`` is what ``next_entry`` was then."""
         self._names |= part._names
         self.learner_.merge(part.learner_)
-        self._note(Counter(part.counts_))
+        self._note(Counter(part.counts_), entry)
+
+    def next_entry(self) -> str:
+        """The id of the history's entry that the next lesson belongs to."""
+        return secrets.token_hex(8) if self._entry is None else str(self._entry["id"])
 
     def _drop_calibration(self, added: Counter[str]) -> None:
         """Held-out images have calibrated the classes of their time: with the first new one they count no more."""
         if self._calibration.images and not set(added) <= set(self._counts):
             self._calibration = replace(self._calibration, images=0)
 
-    def _note(self, added: Counter[str]) -> None:
+    def _note(self, added: Counter[str], entry: str | None = None) -> None:
         self._drop_calibration(added)
-        if self._entry is None:
-            self._entry = {"id": secrets.token_hex(8), "added": {}}
+        wanted = entry or self.next_entry()
+        if self._entry is None or self._entry["id"] != wanted:
+            self._entry = {"id": wanted, "added": {}}
             self.history_.append(self._entry)
         for name, count in added.items():
             self._entry["added"][name] = self._entry["added"].get(name, 0) + count

@@ -64,6 +64,20 @@ def test_learning_is_replayed_after_a_crash(path: Path) -> None:
     assert Classifier.load(path).counts_ == {"red": 3, "green": 2, "blue": 2, "grey": 1}
 
 
+def test_after_a_crash_a_copy_made_before_counts_once(path: Path) -> None:
+    store = Store(path)
+    store.learn([(pictures("blue", 2), "blue")])
+    download = store.model.copy()
+    store.learn([(pictures("grey", 1), "grey")])
+    history = store.model.history_
+    crash(store)
+    again = Store(path)
+    assert again.model.history_ == history
+    again.close()
+    model = Classifier.load(path)
+    assert model.merge(download).counts_ == {"red": 2, "green": 2, "blue": 2, "grey": 1}
+
+
 def test_readers_keep_the_model_they_took(path: Path) -> None:
     store = Store(path)
     old = store.model

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nocl.app import modelfile
 from nocl.app.classifier import Classifier
-from nocl.app.packing import pack, unpack
+from nocl.app.packing import entry_in, pack, unpack
 from nocl.app.serve.journal import Answer, FailedDiskError, Journal
 from nocl.learner import UnsupportedError
 from nocl.plumbing.files import file_digest, hold
@@ -128,7 +128,7 @@ class Store:
         part = self._empty.copy()
         for x, name in pictures:
             part.partial_fit(x, name)
-        payload = pack(part)
+        payload = pack(part, self.model.next_entry())
         changed = self._applied(payload)
         receipts = [
             Receipt({"learned": len(x), "count": changed.counts_.get(name, 0), "classes": len(changed.class_names),
@@ -236,7 +236,7 @@ class Store:
     def _applied(self, payload: bytes) -> Classifier:
         """The next model. It takes in what the journal holds, not what was computed, so a replay is the same."""
         changed = self.model.successor()
-        changed.take_in(unpack(payload, self._empty))
+        changed.take_in(unpack(payload, self._empty), entry_in(payload))
         return changed
 
     def _write(self, changed: Classifier, answer: Answer | None) -> None:

@@ -76,6 +76,7 @@ class Worker(Generic[J, R]):
     def submit(self, item: J, weight: int) -> "Future[R]":
         """Queue an item; raises FullError when too much waits."""
         job: _Job[J, R] = _Job(item, weight)
+        job.answer.set_running_or_notify_cancel()  # nobody can cancel it: it would be done all the same
         with self._lock:
             if self._closed:
                 raise ClosedError("the service is stopping")
