@@ -9,7 +9,18 @@ import typer
 from rich.console import Console
 
 from nocl.checks import LEARNER_CHECKS, each_check
-from nocl.cli.options import BackboneFrom, Data, Dataset, Device, Epochs, NetworkEngine, Partition, Root, Settings
+from nocl.cli.options import (
+    BackboneFrom,
+    Data,
+    Dataset,
+    Device,
+    Epochs,
+    NetworkEngine,
+    Partition,
+    Root,
+    Settings,
+    checked_device,
+)
 from nocl.cli.show import session_table, shown_progress
 from nocl.experiments import report as reports
 from nocl.experiments.job import Job, over, parse_settings, read_preset
@@ -66,6 +77,7 @@ def run(
     """Run one method through the whole protocol and report it."""
     if resume is not None:
         folder, job = resume, Job.load(resume)
+        checked_device(job.device)
     else:
         if method is None:
             raise ValueError(WHICH_METHOD)
