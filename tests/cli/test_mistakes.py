@@ -1,9 +1,8 @@
 """Mistakes with the commands for your own images: each is one line that names a remedy, and nothing is lost."""
 
 import errno
+import io
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from typer.testing import CliRunner
 
 from nocl.app.classifier import Classifier
 from nocl.app.sources import open_source
-from nocl.cli import app
+from nocl.cli import app, main
 from nocl.data.decode import BadImagesError
 from nocl.learner import NotFittedError
 from tests.support.practice_models import fitted, folder_of, png
@@ -103,6 +102,14 @@ def test_a_link_to_nothing_is_a_bad_file(model: Path, tmp_path: Path) -> None:
     assert open_source(folder).identity() != before
 
 
+@pytest.mark.parametrize("command", [["run", "ncm"], ["tune", "ncm"], ["data", "check", "glyphs"]])
+def test_an_option_of_the_data_that_is_no_number_is_one_line(command: list[str]) -> None:
+    with pytest.raises(ValueError, match="--data size=abc: size must be a whole number, such as 32"):
+        nocl(*command, "--data", "size=abc")
+    with pytest.raises(ValueError, match="--data size=True: size must be a whole number"):
+        nocl(*command, "--data", "size=true")
+
+
 def test_fit_lists_all_bad_files_and_the_remedy(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "base", {"red": 4, "green": 4})
     for name in ("red/bad.png", "green/worse.png"):
@@ -127,13 +134,18 @@ def test_a_full_disk_is_reported_with_the_files_name(
         nocl("embed", folder, "-o", tmp_path / "f.npz", "--backbone", "cifar100")
 
 
-def test_names_that_are_not_utf8_do_not_end_a_prediction(model: Path, tmp_path: Path) -> None:
-    odd, plain = os.fsencode(tmp_path) + b"/caf\xe9.png", os.fsencode(tmp_path / "plain.png")
-    for path in (odd, plain):
-        Path(os.fsdecode(path)).write_bytes(png("red"))
-    command = [os.fsencode(sys.executable), b"-m", b"nocl", b"predict", os.fsencode(model), odd, plain]
-    done = subprocess.run(command, capture_output=True, timeout=120, env={**os.environ, "PYTHONUTF8": "1"})
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.decode().splitlines()
+def test_names_that_are_not_utf8_do_not_end_a_prediction(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/caf\xe9.png", b"/plain.png")]
+    for file in files:
+        Path(file).write_bytes(png("red"))
+    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", said)
+    monkeypatch.setattr("sys.argv", ["nocl", "predict", str(model), *files])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    said.seek(0)
+    first, second = said.read().splitlines()
     assert r"caf\udce9.png: red" in first
     assert "plain.png: red" in second

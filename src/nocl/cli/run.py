@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from nocl.checks import LEARNER_CHECKS, each_check
+from nocl.cli.data import data_options
 from nocl.cli.options import (
     BackboneFrom,
     Data,
@@ -86,7 +87,7 @@ def run(
             params, preset = over(read_preset(Path(preset), method), params), None
         params = _with_base(params, {"epochs": epochs, "schedule": schedule}, backbone_from)
         job = Job(
-            method, params, preset, dataset=dataset, options=parse_settings(data or []),
+            method, params, preset, dataset=dataset, options=data_options(dataset, data),
             root=None if root is None else str(root), partition=partition, arrivals=stream, test_every=test_every,
             seed=seed, order_seed=order_seed, base_batch_size=base_batch_size, device=device, engine=engine,
         )  # fmt: skip
