@@ -106,3 +106,57 @@ def test_the_command_and_learning_from_its_file(
     with pytest.raises(SystemExit, match="0"):
         main()
     assert Classifier.load(model).counts_ == {"red": 4, "blue": 3}
+
+
+def test_files_that_an_interrupted_run_left_out_are_not_left_out_silently_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed, "_AT_ONCE", 2)
+    root, output = folder_of(tmp_path / "images", {"red": 2, "blue": 4}), tmp_path / "f.npz"
+    (root / "blue" / "1.png").write_bytes(b"nothing")
+    (root / "blue" / "2.png").unlink()
+    (root / "blue" / "2.png").symlink_to(tmp_path / "nowhere.png")
+
+    def stopped(*arguments: object) -> object:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as later:
+        later.setattr(embed, "_finish", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            embed_folder(root, output, _embedder(), skip_bad=True)
+    with pytest.raises(BadImagesError, match="2 files are not images") as caught:
+        embed_folder(root, output, _embedder())
+    reasons = {"blue/1.png": "not an image", "blue/2.png": "no such file"}
+    assert caught.value.reasons == reasons
+    assert embed_folder(root, output, _embedder(), skip_bad=True) == reasons
+    assert len(read_vectors(output)) == 4
+
+
+def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, output = folder_of(tmp_path / "images", {"red": 2}), tmp_path / "f.npz"
+    output.write_bytes(b"something else")
+    with pytest.raises(FileExistsError, match=r"f\.npz exists .*--force"):
+        embed_folder(root, output, _embedder(), overwrite=False)
+    assert output.read_bytes() == b"something else"
+
+    def stopped(*arguments: object) -> object:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as later:
+        later.setattr(embed, "_finish", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            embed_folder(root, output, _embedder())
+    embed_folder(root, output, _embedder(), overwrite=False)  # goes on with what was begun
+    before = output.read_bytes()
+    embed_folder(root, output, _embedder(), overwrite=False)  # the same again
+    assert output.read_bytes() == before
+    folder_of(tmp_path / "images", {"blue": 1})
+    with pytest.raises(FileExistsError):
+        embed_folder(root, output, _embedder(), overwrite=False)
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_size_below_one_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"size must be 1 pixel or more, not {size}"):
+        Embedder.of("cifar100", size=size)

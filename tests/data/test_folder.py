@@ -1,13 +1,16 @@
 """A folder of one's own images: layouts, splits, bad files."""
 
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nocl.data import Dataset, MissingDataError, load
 from nocl.data.decode import BadImagesError
+from nocl.data.folder import class_files, refuse_splits
 from tests.support.data_layouts import write_folder, write_image
 
 
@@ -120,3 +123,79 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, object], m
     write_folder(tmp_path, {"a": 2})
     with pytest.raises(ValueError, match=message):
         load("folder", root=tmp_path, **options)
+
+
+def test_links_are_followed_once_and_a_link_to_what_holds_it_is_refused(tmp_path: Path) -> None:
+    root, store = tmp_path / "set", tmp_path / "store"
+    write_folder(root, {"cat": 2, "dog": 1})
+    write_folder(store, {"more": 3})
+    (root / "cat" / "linked").symlink_to(store / "more")
+    (root / "cat" / "again").symlink_to(store / "more")
+    (root / "cat" / "round").symlink_to(root / "cat")
+    (store / "more" / "back").symlink_to(store / "more")
+    names, files, labels = class_files(root)
+    assert (names, labels.tolist()) == (("cat", "dog"), [0] * 5 + [1])
+    assert [path.relative_to(root).as_posix() for path in files][2:] == [
+        "cat/again/0.png", "cat/again/1.png", "cat/again/2.png", "dog/0.png",
+    ]  # fmt: skip
+    for link, target in ((root / "dog" / "up", root), (root / "all", tmp_path), (root / "self", Path())):
+        link.symlink_to(target)
+        with pytest.raises(ValueError, match=rf"{link.name} links to a folder that holds it"):
+            class_files(root)
+        link.unlink()
+
+
+def test_only_files_are_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_folder(tmp_path, {"cat": 2, "dog": 2})
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    (tmp_path / "cat" / "zero.png").symlink_to("/dev/zero")
+    (tmp_path / "dog" / "lost.png").symlink_to(tmp_path / "nothing.png")
+    (tmp_path / "dog" / "circle.png").symlink_to(tmp_path / "dog" / "circle.png")
+    _, files, _ = class_files(tmp_path)
+    assert [path.name for path in files] == ["0.png", "1.png", "0.png", "1.png", "circle.png", "lost.png"]
+    assert caplog.messages == [f"left out {tmp_path / 'cat' / name}: not a file" for name in ("pipe.png", "zero.png")]
+
+
+def test_images_beside_the_class_folders_are_counted_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_folder(tmp_path, {"cat": 1})
+    for name in ("a.png", "b.JPG", "notes.txt", ".c.png"):
+        (tmp_path / name).write_bytes(b"")
+    class_files(tmp_path)
+    assert len(caplog.messages) == 1
+    assert "2 images lie beside the class folders and are left out, such as a.png" in caplog.messages[0]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path, {"cat": 1})
+    write_folder(tmp_path / "cat", {"closed": 1})
+    scandir = os.scandir
+
+    def guarded(path: Path) -> Any:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(OSError, match=r"cat/closed: the folder cannot be read \(Permission denied\)"):
+        class_files(tmp_path)
+
+
+def test_a_size_that_is_no_number_is_refused_in_words(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a": 2})
+    for options in ({"size": "abc"}, {"size": 3.5}, {"size": True}, {"seed": "x"}, {"test_fraction": "half"}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must .*, not {next(iter(options.values()))!r}"):
+            load("folder", root=tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_splits_are_refused_where_classes_are_needed(tmp_path: Path) -> None:
+    write_folder(tmp_path / "set" / "train", {"a": 1})
+    with pytest.raises(ValueError, match=r"set: holds train/ and not one .*; give .*set/train"):
+        refuse_splits(tmp_path / "set", "test")
+    write_folder(tmp_path / "set" / "test", {"a": 1})
+    with pytest.raises(ValueError, match=r"set: holds train/ and test/ and not one .*; give .*set/test"):
+        refuse_splits(tmp_path / "set", "test")
+    write_folder(tmp_path / "vehicles", {"train": 1, "bus": 1})
+    refuse_splits(tmp_path / "vehicles", "train")
+    refuse_splits(tmp_path / "no such folder", "train")

@@ -390,7 +390,7 @@ class Classifier(Sharing):
     def _scores(self, images: Pictures) -> Tensor:
         learner = self.learner_
         if not len(learner.classes_):
-            raise NotFittedError("every class has been forgotten: call partial_fit first")
+            raise NotFittedError("this classifier knows no class: call fit or partial_fit first")
         x = self.read(images)
         parts = [learner.decision_function(rows).cpu() for rows in x.split(AT_ONCE)] if len(x) else []
         return torch.cat(parts) if parts else torch.zeros(0, len(learner.classes_))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nocl.app.classifier import Classifier
 from nocl.data.decode import BadImageError
-from nocl.data.folder import class_files
+from nocl.data.folder import class_files, file_facts
 from nocl.data.vectors import Vectors, read_vectors
 from nocl.learner import FrozenLearner
 from nocl.plumbing.seeding import generator
@@ -75,9 +75,8 @@ class ImageFolder(Source):
         return replace(self, labels=self.labels[positions], files=chosen)
 
     def identity(self) -> JSON:
-        facts = [(str(path), path.stat()) for path in self.files]
-        labelled = zip(facts, self.labels.tolist())
-        return [[path, stat.st_size, stat.st_mtime_ns, self.class_names[label]] for (path, stat), label in labelled]
+        labelled = zip(self.files, self.labels.tolist())
+        return [[str(path), *file_facts(path), self.class_names[label]] for path, label in labelled]
 
     def teach(self, model: Classifier, say: Callable[[int], None]) -> Bad:
         bad: Bad = {}

@@ -4,6 +4,7 @@ A command's module is imported when the command is called, so that ``nocl --help
 """
 
 import importlib
+import io
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ class Entry(NamedTuple):
     help: str
 
 
+INTERRUPTED = 130  # exit code
 IMAGES, RESEARCH = "Your own images", "Research"
 COMMANDS: dict[str, dict[str, Entry]] = {
     IMAGES: {
@@ -96,6 +98,9 @@ def options(
 def main() -> None:
     """Run the command line. An error that a user can correct is one line on stderr; NOCL_DEBUG=1 shows more."""
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     sys.path.append(
         os.getcwd()
     )  # for my_module:MyMethod in the current folder; last, so that installed modules come first
@@ -108,7 +113,11 @@ def main() -> None:
         else:
             app()
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        _fail("interrupted", INTERRUPTED)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # typer has caught the interruption and says nothing
+            _fail("interrupted", INTERRUPTED)
+        raise
     except (ValueError, TypeError, OSError, RuntimeError, ArithmeticError, ImportError) as error:
         if os.environ.get("NOCL_DEBUG"):
             raise

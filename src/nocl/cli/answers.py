@@ -12,8 +12,10 @@ import typer
 from nocl.app import modelfile
 from nocl.app.classifier import Classifier
 from nocl.app.serve.store import journal_of
-from nocl.cli.pictures import AsJson, Device, Folder, Model, SkipBad, Trust, load_model, measure, measured
+from nocl.cli.options import Device
+from nocl.cli.pictures import AsJson, Folder, Model, SkipBad, Trust, load_model, load_taught, measure, measured
 from nocl.data.decode import BadImageError
+from nocl.data.folder import refuse_splits
 
 answers_app = typer.Typer(add_completion=False)
 
@@ -34,7 +36,7 @@ def predict(
     device: Device = "cpu",
 ) -> None:
     """Print the most probable classes of image files."""
-    model = load_model(model_file, trust, device)
+    model = load_taught(model_file, trust, device)
     failed = 0
     for path in images:
         try:
@@ -67,7 +69,8 @@ def evaluate(
     device: Device = "cpu",
 ) -> None:
     """Measure the accuracy on a folder of labelled images, class by class. Unknown classes are listed separately."""
-    model = load_model(model_file, trust, device)
+    refuse_splits(folder, "test")
+    model = load_taught(model_file, trust, device)
     result = measure(model, folder, skip_bad)
     if as_json:
         print(json.dumps(result))

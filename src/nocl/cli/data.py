@@ -1,5 +1,6 @@
 """``nocl data``: list data sets, download one, check one."""
 
+import inspect
 import json
 from typing import Annotated, cast
 
@@ -13,6 +14,7 @@ from nocl.data import DATASETS, about, default_root, load
 from nocl.data.download import get as fetch
 from nocl.data.summary import summary
 from nocl.experiments.job import parse_settings
+from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 
 data_app = typer.Typer(help="List, download and check data sets.", no_args_is_help=True, add_completion=False)
@@ -47,7 +49,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Load a data set and print its counts, shapes, images per class and content hash."""
-    options = parse_settings(data or [])
+    options = data_options(name, data)
     options |= {"size": size} if size is not None else {}
     options |= {"skip_bad": True} if skip_bad else {}
     with shown_progress():
@@ -60,6 +62,19 @@ def check(
         typer.echo(_line(split, cast("dict[str, JSON]", found[split])))
     _per_class(found)
     typer.echo(f"content {found['content']}")
+
+
+def data_options(dataset: str, pairs: list[str] | None) -> dict[str, JSON]:
+    """The options of a data set from key=value; text where its default is a number is refused."""
+    options, loader = parse_settings(pairs or []), by_name(dataset, DATASETS, "data set")
+    parameters = inspect.signature(getattr(loader, "function", loader)).parameters
+    for name, value in options.items():
+        usual = parameters[name].default if name in parameters else None
+        kinds = {bool: (bool,), int: (int,), float: (int, float)}.get(type(usual))
+        if kinds is not None and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(usual, bool)):
+            words = {bool: "true or false", int: "a whole number", float: "a number"}[type(usual)]
+            raise ValueError(f"--data {name}={value}: {name} must be {words}, such as {str(usual).lower()}")
+    return options
 
 
 def _line(name: str, split: dict[str, JSON]) -> str:

@@ -8,7 +8,10 @@ import typer
 
 from nocl.app.backbones import DEFAULT
 from nocl.app.embed import Embedder, embed_folder
+from nocl.cli.options import Device
+from nocl.cli.pictures import writing
 from nocl.cli.show import shown_progress
+from nocl.data.folder import refuse_splits
 from nocl.data.vectors import read_vectors
 
 embed_app = typer.Typer(add_completion=False)
@@ -26,16 +29,18 @@ def embed(
         str | None, typer.Option(help="Stages of the network to concatenate, such as 3,4,5; default the last.")
     ] = None,
     engine: Annotated[str, typer.Option(help="Engine that computes features: auto, torch, onnx.")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file of other features.")] = False,
     skip_bad: Annotated[bool, typer.Option(help="Leave out files that are not images, with a warning.")] = False,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Write the features of DIR/<class>/<image>; the same command continues after an interruption."""
     if output.suffix != ".npz":
         raise ValueError(f"{output}: the file must end in .npz, as numpy's archives do")
+    refuse_splits(folder, "train")
     embedder = Embedder.of(backbone, size=size, stages=_numbers(stages), engine=engine, device=device)
     try:
-        with shown_progress():
-            left_out = embed_folder(folder, output, embedder, skip_bad=skip_bad)
+        with shown_progress(), writing(output):
+            left_out = embed_folder(folder, output, embedder, skip_bad=skip_bad, overwrite=force)
     except KeyboardInterrupt:
         print("stopped; the same command goes on", flush=True)
         raise

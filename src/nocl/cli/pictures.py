@@ -1,7 +1,9 @@
 """What the commands for your own images share: arguments, reading a folder, loading a model, measuring it."""
 
+import errno
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from nocl.app.serve.journal import has_lessons
 from nocl.app.serve.store import journal_of
 from nocl.data.decode import BadImageError, BadImagesError
 from nocl.data.folder import class_files
+from nocl.learner import NotFittedError
 from nocl.plumbing.progress import track
 
 _AT_ONCE = 64
@@ -23,7 +26,6 @@ Folder = Annotated[Path, typer.Argument(help="A folder with one folder of images
 SkipBad = Annotated[bool, typer.Option(help="Leave out files that are not images, with a warning.")]
 Trust = Annotated[bool, typer.Option(help="Allow a method or network of your own: its code is run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")]
 
 
 def read_folder(folder: Path, model: Classifier, skip_bad: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
@@ -50,14 +52,22 @@ def read_folder(folder: Path, model: Classifier, skip_bad: bool) -> Iterator[tup
 def files_of(folder: Path, model: Classifier, skip_bad: bool) -> tuple[list[Path], list[str]]:
     """A folder's images as paths, with class names; with ``skip_bad`` each is tried first, and named if left out."""
     class_names, files, labels = class_files(folder)
-    named = [(path, class_names[label]) for path, label in zip(files, labels)]
-    for path, name in track(list(named), "checking images") if skip_bad else ():
+    bad = bad_files(files, model) if skip_bad else {}
+    for path, reason in bad.items():
+        print(f"nocl: left out {path}: {reason}", file=sys.stderr)
+    named = [(path, class_names[label]) for path, label in zip(files, labels) if str(path) not in bad]
+    return [path for path, _ in named], [name for _, name in named]
+
+
+def bad_files(files: Sequence[Path], model: Classifier) -> dict[str, str]:
+    """The files that are not images, with the reasons."""
+    bad: dict[str, str] = {}
+    for path in track(files, "checking images"):
         try:
             model.read(path)
         except BadImageError as error:
-            print(f"nocl: left out {error}", file=sys.stderr)
-            named.remove((path, name))
-    return [path for path, _ in named], [name for _, name in named]
+            bad[str(path)] = str(error).removeprefix(f"{path}: ")
+    return bad
 
 
 def load_model(path: Path, trust: bool, device: str) -> Classifier:
@@ -69,6 +79,25 @@ def load_model(path: Path, trust: bool, device: str) -> Classifier:
             file=sys.stderr,
         )
     return Classifier.load(path, trust=trust, device=device)
+
+
+def load_taught(path: Path, trust: bool, device: str) -> Classifier:
+    """Load a model that knows a class at least."""
+    model = load_model(path, trust, device)
+    if not model.class_names:
+        raise NotFittedError(f"{path}: the model knows no class yet; teach it: nocl learn {path} FOLDER")
+    return model
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in the error of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(f"{path}: not written, {error.strerror}; make room, or write to another disk") from error
 
 
 def measure(model: Classifier, folder: Path, skip_bad: bool) -> dict[str, Any]:

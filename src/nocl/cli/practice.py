@@ -16,10 +16,23 @@ from nocl.app.serve.store import Store, journal_of
 from nocl.app.sharded import learn_sharded
 from nocl.app.sources import Bad, Source, open_source
 from nocl.app.watching import Watch
-from nocl.cli.pictures import Device, Folder, Model, SkipBad, Trust, files_of, load_model, measure, measured, summary
+from nocl.cli.options import Device
+from nocl.cli.pictures import (
+    Folder,
+    Model,
+    SkipBad,
+    Trust,
+    bad_files,
+    files_of,
+    load_model,
+    measure,
+    measured,
+    summary,
+    writing,
+)
 from nocl.cli.show import shown_progress
-from nocl.data.decode import BadImagesError
-from nocl.data.folder import has_splits
+from nocl.data.decode import BadImageError, BadImagesError
+from nocl.data.folder import has_splits, refuse_splits
 from nocl.plumbing.files import holding
 from nocl.plumbing.progress import steps
 
@@ -49,7 +62,8 @@ def new(
     """Make an empty model, ready to learn."""
     _refuse_overwriting(model_file, force)
     model = Classifier(method, backbone=backbone, size=size, seed=seed)
-    model.save(model_file)
+    with writing(model_file):
+        model.save(model_file)
     print(f"{model_file}: {model!r}; teach it: nocl learn {model_file} FOLDER, or nocl serve {model_file}")
 
 
@@ -78,8 +92,13 @@ def fit(
         params=_settings(param), recipe=_settings(recipe),
     )  # fmt: skip
     with shown_progress():
-        model.fit(*files_of(folder / "train" if split else folder, model, skip_bad))
-    model.save(output)
+        files, names = files_of(folder / "train" if split else folder, model, skip_bad)
+        try:
+            model.fit(files, names)
+        except BadImageError:  # names the first alone
+            raise BadImagesError(bad_files(files, model)) from None
+    with writing(output):
+        model.save(output)
     print(f"{output}: {summary(model)}")
     if split:
         print(f"{measured(measure(model, folder / 'test', skip_bad))} in {folder / 'test'}")
@@ -104,19 +123,25 @@ def learn(
             "--watch", help="Keep running and learn images when they are added to class folders. Ctrl-C ends."
         ),
     ] = False,
+    force: Force = False,
     skip_bad: SkipBad = False,
     trust: Trust = False,
     device: Device = "cpu",
 ) -> None:
     """Learn the images of a folder, each once. An interruption never damages the model file."""
+    target = output or model_file
+    in_place = target.resolve() == model_file.resolve()
+    if not in_place:
+        _refuse_overwriting(target, force)
+    refuse_splits(folder, "train")
     _fold_journal(model_file, trust)
     if watch:
         if output or workers or ray:
             raise ValueError("--watch learns in place and in one process: leave out --output, --workers and --ray")
         _watch(model_file, folder, trust, device)
         return
-    source, target = open_source(folder), output or model_file
-    with holding(model_file):
+    source = open_source(folder)
+    with holding(model_file), writing(target):
         with shown_progress():
             if workers is None and ray is None:
                 model, bad = _learn_here(model_file, source, trust, device)
@@ -127,7 +152,7 @@ def learn(
                 )  # fmt: skip
         if bad and not skip_bad:
             raise BadImagesError(bad)
-        model.save(target, held=target.resolve() == model_file.resolve())
+        model.save(target, held=in_place)
         clear_parts(model_file)
     for path, reason in bad.items():
         print(f"nocl: left out {path}: {reason}", file=sys.stderr)
@@ -150,7 +175,8 @@ def forget(
             model.forget(name, exact=exact)
         except KeyError as error:
             raise ValueError(error.args[0]) from None
-        model.save(model_file, held=True)
+        with writing(model_file):
+            model.save(model_file, held=True)
     if not exactly:
         print(
             "its name and own statistics are gone; some of what it gave to the covariance that all share may stay in it"
@@ -174,7 +200,8 @@ def merge(
     model = load_model(first, trust, "cpu")
     common = None if base is None else load_model(base, trust, "cpu")
     model.merge(load_model(second, trust, "cpu"), common)
-    model.save(output)
+    with writing(output):
+        model.save(output)
     print(f"{output}: {summary(model)}")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nocl.cli.options import AllowLeak, BackboneFrom, Cache, Device, Epochs, Root, Settings, Threads, Workers
+from nocl.cli.options import AllowLeak, BackboneFrom, Cache, DeviceThere, Epochs, Root, Settings, Threads, Workers
 from nocl.cli.show import shown_progress
 from nocl.experiments.grid import Engine, Outcome
 from nocl.experiments.job import parse_settings
@@ -50,7 +50,7 @@ def reproduce(
     ] = str(KEPT),
     allow_leak: AllowLeak = False,
     root: Root = None,
-    device: Device = "cpu",
+    device: DeviceThere = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for runs, base networks and tables.")] = Path("runs/reproduce"),
     keep_in: Annotated[
         Path | None, typer.Option("--keep", help="Copy finished results to this folder, to be committed.")

@@ -9,7 +9,19 @@ import typer
 from rich.console import Console
 
 from nocl.checks import LEARNER_CHECKS, each_check
-from nocl.cli.options import BackboneFrom, Data, Dataset, Device, Epochs, NetworkEngine, Partition, Root, Settings
+from nocl.cli.data import data_options
+from nocl.cli.options import (
+    BackboneFrom,
+    Data,
+    Dataset,
+    Device,
+    Epochs,
+    NetworkEngine,
+    Partition,
+    Root,
+    Settings,
+    checked_device,
+)
 from nocl.cli.show import session_table, shown_progress
 from nocl.experiments import report as reports
 from nocl.experiments.job import Job, over, parse_settings, read_preset
@@ -66,6 +78,7 @@ def run(
     """Run one method through the whole protocol and report it."""
     if resume is not None:
         folder, job = resume, Job.load(resume)
+        checked_device(job.device)
     else:
         if method is None:
             raise ValueError(WHICH_METHOD)
@@ -74,7 +87,7 @@ def run(
             params, preset = over(read_preset(Path(preset), method), params), None
         params = _with_base(params, {"epochs": epochs, "schedule": schedule}, backbone_from)
         job = Job(
-            method, params, preset, dataset=dataset, options=parse_settings(data or []),
+            method, params, preset, dataset=dataset, options=data_options(dataset, data),
             root=None if root is None else str(root), partition=partition, arrivals=stream, test_every=test_every,
             seed=seed, order_seed=order_seed, base_batch_size=base_batch_size, device=device, engine=engine,
         )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nocl.cli.data import data_options
 from nocl.cli.options import Data, Dataset, Device, Epochs, Root, Settings
 from nocl.cli.show import shown_progress
 from nocl.experiments.job import Job, over, parse_settings
@@ -39,7 +40,7 @@ def tune(
     """Choose parameters on base classes alone and write them as a file for `nocl run --preset`; can be continued."""
     recipe: dict[str, JSON] = {} if epochs is None else {"recipe": {"epochs": epochs}}
     job = Job(
-        method, over(parse_settings(settings or []), recipe), None, dataset, parse_settings(data or []),
+        method, over(parse_settings(settings or []), recipe), None, dataset, data_options(dataset, data),
         None if root is None else str(root), partition, seed, device=device,
     )  # fmt: skip
     folder = out or Path("runs/tune") / f"{method.replace(':', '.')}-{dataset}"

@@ -1,6 +1,8 @@
 """A folder of the user's own images: one folder per class, with or without ``train/`` and ``test/``."""
 
+import logging
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +15,13 @@ from nocl.data.images import Dataset, ImageSet, MissingDataError
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 
+log = logging.getLogger(__name__)
+
 _SYSTEM_FILES = {"thumbs.db", "desktop.ini"}
+_SUFFIXES = {
+    ".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tga", ".tif", ".tiff", ".webp",
+}  # fmt: skip
+_Identity = tuple[int, int]  # of a folder: the same by all its names
 
 
 def folder(
@@ -32,8 +40,11 @@ def folder(
     """
     if fit not in ("crop", "squash"):
         raise ValueError(f"fit must be 'crop' or 'squash', not {fit!r}")
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
+    for name, value in (("size", size), ("seed", seed)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name} must be a whole number, not {value!r}")
+    if not isinstance(test_fraction, int | float) or not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction!r}")
     if not root.is_dir():
         raise MissingDataError(f"{root}: no such folder; give the folder that holds one folder per class")
     options: dict[str, JSON] = {"size": size, "fit": fit, "skip_bad": skip_bad}
@@ -47,21 +58,36 @@ def folder(
 
 
 def class_files(root: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int64]]:
-    """Class names in order, their files (at any depth, hidden ones left out), and the label of each."""
+    """Class names in order, their files (at any depth, hidden ones left out), and the label of each.
+
+    Links are followed; one to a folder that holds the classes is an error. Of what lies in the class folders, pipes,
+    sockets and devices are left out with a warning, and so are images beside the class folders.
+    """
     if not root.is_dir():
         raise MissingDataError(f"{root}: no such folder")
-    class_names = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")))
+    class_names, others = _folders_and_others(root)
     if not class_names:
         raise MissingDataError(f"{root}: no class folders; expected {root}/<class name>/<image>")
+    _warn_of_loose(root, others)
+    above = {_identity(path) for path in (root.resolve(), *root.resolve().parents)}
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(class_names):
-        found = _files_under(root / name)
+        found = sorted(_files_under(root / name, above, set()))
         if not found:
             raise MissingDataError(f"{root / name}: no files; add images of {name!r} or remove the folder")
         files += found
         labels += [label] * len(found)
     return class_names, files, np.array(labels, dtype=np.int64)
+
+
+def file_facts(path: Path) -> list[JSON]:
+    """Size and time of a file, by which a change is noticed; nothing for one that only decoding can report."""
+    try:
+        found = path.stat()
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
 
 
 def has_splits(root: Path, second: str) -> bool:
@@ -71,6 +97,18 @@ def has_splits(root: Path, second: str) -> bool:
         absent = second if there == ["train"] else "train"
         raise MissingDataError(f"{root}: has {there[0]}/ but no {absent}/; add it, or rename {there[0]}/")
     return len(there) == 2
+
+
+def refuse_splits(root: Path, wanted: str) -> None:
+    """Refuse a folder that holds ``train/`` and ``test/`` where one folder per class is needed."""
+    there = [name for name in ("train", "test") if (root / name).is_dir()]
+    if len(there) == 1:  # may be a class of that name
+        inside, loose = _folders_and_others(root / there[0])
+        there = there if len(_folders_and_others(root)[0]) == 1 and inside and not loose else []
+    if there:
+        held = " and ".join(f"{name}/" for name in there)
+        right = wanted if wanted in there else there[0]
+        raise ValueError(f"{root}: holds {held} and not one folder for each class; give {root / right}")
 
 
 def _ready_split(root: Path, options: dict[str, JSON], size: int, fit: Fit, skip_bad: bool) -> Dataset:
@@ -131,11 +169,72 @@ def _check_counts(class_names: Sequence[str], train: ImageSet, test: ImageSet) -
             raise ValueError(f"{split}/ has no readable image of: {', '.join(empty[:5])}; add some")
 
 
-def _files_under(path: Path) -> list[Path]:
+def _files_under(folder: Path, above: set[_Identity], visited: set[_Identity]) -> list[Path]:
+    """The files of a folder and its subfolders; ``above`` are the folders that hold it, ``visited`` those read."""
+    identity = _identity(folder)
+    if identity in above:
+        raise ValueError(
+            f"{folder} links to a folder that holds it, so its class would have all images: remove the link"
+        )
+    if identity in visited:
+        return []
+    visited.add(identity)
     found: list[Path] = []
-    for folder_name, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            Path(folder_name, name) for name in names if not name.startswith(".") and name.lower() not in _SYSTEM_FILES
-        ]
-    return sorted(found)
+    for entry in _entries(folder):
+        path = folder / entry.name
+        if _is_folder(entry):
+            found += _files_under(path, above, visited)
+        elif _may_be_read(entry):
+            found.append(path)
+        else:
+            log.warning("left out %s: not a file", path)
+    return found
+
+
+def _folders_and_others(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names in a folder: those of folders, and the rest."""
+    inside: dict[bool, list[str]] = {True: [], False: []}
+    for entry in _entries(folder):
+        inside[_is_folder(entry)].append(entry.name)
+    return tuple(inside[True]), tuple(inside[False])
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What a folder holds, in order, without hidden files and those of file managers."""
+    try:
+        with os.scandir(folder) as found:
+            seen = [
+                entry for entry in found if not entry.name.startswith(".") and entry.name.lower() not in _SYSTEM_FILES
+            ]
+    except OSError as error:
+        raise OSError(f"{folder}: the folder cannot be read ({error.strerror}); permit it, or move it away") from error
+    return sorted(seen, key=lambda entry: entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle
+        return False
+
+
+def _may_be_read(entry: os.DirEntry[str]) -> bool:
+    """False for pipes, sockets and devices, which could be read for ever; decoding reports links that lead nowhere."""
+    try:
+        return stat.S_ISREG(entry.stat().st_mode) if entry.is_symlink() else entry.is_file()
+    except OSError:
+        return True
+
+
+def _identity(folder: Path) -> _Identity:
+    found = folder.stat()
+    return found.st_dev, found.st_ino
+
+
+def _warn_of_loose(root: Path, names: Sequence[str]) -> None:
+    loose = [name for name in names if Path(name).suffix.lower() in _SUFFIXES]
+    if loose:
+        log.warning(
+            "%s: %d images lie beside the class folders and are left out, such as %s; put them into one",
+            root, len(loose), loose[0],
+        )  # fmt: skip

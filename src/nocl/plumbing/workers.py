@@ -93,21 +93,49 @@ def in_processes(
 
 
 def _start(context: BaseContext, prepare: Prepare, settings: Any, *, daemon: bool) -> tuple[Connection, BaseProcess]:
-    """A new process. A fork server that has died is started again."""
+    """A new process. A fork server that has died is started again.
+
+    The settings, which may be large, follow through the pipe: the request for a process is then written at once, and
+    an interruption never leaves half of it.
+    """
     for left in reversed(range(STARTS)):
         mine, theirs = context.Pipe(duplex=True)
-        process: BaseProcess = context.Process(target=_body, args=(prepare, settings, theirs), daemon=daemon)  # type: ignore[attr-defined]
+        process: BaseProcess = context.Process(target=_body, args=(prepare, theirs), daemon=daemon)  # type: ignore[attr-defined]
         try:
+            _ready_server(context)
             process.start()
+            theirs.close()
+            with suppress(BrokenPipeError, ConnectionResetError):  # the process is dead already; _listen will notice
+                mine.send(settings)
         except (EOFError, ConnectionError) as error:  # the server was killed between the request and its answer
             mine.close()
             if not left:
                 raise OSError(f"the fork server died {STARTS} times ({error!r}); out of memory?") from error
+        except BaseException:
+            mine.close()  # ends the process
+            raise
         else:
             return mine, process
         finally:
             theirs.close()
     raise AssertionError("unreachable")
+
+
+def _ready_server(context: BaseContext) -> None:
+    """Start the fork server with SIGINT blocked: Ctrl-C reaches all processes, and the first one ends the others.
+
+    The server takes seconds to import modules, ignores SIGINT only then, and its processes inherit the blocking.
+    """
+    if context.get_start_method() != "forkserver":
+        return
+    from multiprocessing import forkserver, resource_tracker  # not on all systems
+
+    resource_tracker.ensure_running()  # before, because its start unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _hand(pipe: Connection, pieces: Sequence[Any], number: int) -> int:
@@ -146,16 +174,23 @@ def _context(preload: str) -> BaseContext:
     return context
 
 
-def _body(prepare: Prepare, settings: Any, pipe: Connection) -> None:
+def _body(prepare: Prepare, pipe: Connection) -> None:
     """The main function of a process. It ends when the starting process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process ends this one by SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        work = prepare(settings)
+        work = prepare(_received(pipe))
         while True:
-            piece = pipe.recv()
+            piece = _received(pipe)
             pipe.send(("answer", work(piece, lambda value: pipe.send(("progress", value)))))
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:  # reported in one line: the same piece would fail again
         pipe.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def _received(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except OSError as error:  # the starting process ended in the middle of a message
+        raise EOFError from error
