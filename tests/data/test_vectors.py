@@ -30,6 +30,8 @@ def test_bytes_are_text(tmp_path: Path) -> None:
     assert read_vectors(saved(tmp_path / "b.npz", y=coded)).class_names == ("b", "ä")
     named = saved(tmp_path / "c.npz", y=np.array([0, 1, 1, 0]), classes=np.array([b"cup", b"mug"]))
     assert read_vectors(named).names.tolist() == ["cup", "mug", "mug", "cup"]
+    numbered = saved(tmp_path / "d.npz", y=np.array([0, 1, 1, 0]), classes=np.array([7, 9]))
+    assert read_vectors(numbered).class_names == ("7", "9")
     with pytest.raises(DamagedFileError, match=r"y holds bytes that are not UTF-8"):
         read_vectors(saved(tmp_path / "latin.npz", y=np.array([b"\xe4"] * 4)))
 
@@ -37,9 +39,12 @@ def test_bytes_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"y": np.zeros(4, int), "classes": np.array("cup")}, r"classes must be text \[k\], not <U3 \[\]"),
-        ({"y": np.zeros(4, int), "classes": np.array([["cup"]])}, r"classes must be text \[k\], not <U3 \[1, 1\]"),
-        ({"y": np.zeros(4, int), "classes": np.array([1, 2])}, r"classes must be text \[k\], not int64 \[2\]"),
+        ({"y": np.zeros(4, int), "classes": np.array("cup")}, r"whole numbers \[k\], not <U3 \[\]"),
+        ({"y": np.zeros(4, int), "classes": np.array([["cup"]])}, r"whole numbers \[k\], not <U3 \[1, 1\]"),
+        (
+            {"y": np.zeros(4, int), "classes": np.array([0.5, 2])},
+            r"classes must be text or whole numbers \[k\], not float64",
+        ),
         ({"y": np.array([0, 1, np.nan, 1])}, r"y\[2\] is nan, which is no class"),
     ],
 )

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from nocl import nets
 from nocl.app import backbones
-from nocl.data.decode import BadImageError, BadImagesError, Fit
-from nocl.data.folder import class_files, file_facts
+from nocl.data.decode import BadImageError, BadImagesError, Fit, file_facts
+from nocl.data.folder import class_files
 from nocl.data.pictures import batch_of
 from nocl.data.vectors import read_vectors
 from nocl.learner import NotFittedError

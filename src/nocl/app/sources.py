@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nocl.app.classifier import Classifier
-from nocl.data.decode import BadImageError
-from nocl.data.folder import class_files, file_facts
+from nocl.data.decode import BadImageError, file_facts
+from nocl.data.folder import class_files
 from nocl.data.vectors import Vectors, read_vectors
 from nocl.learner import FrozenLearner
 from nocl.plumbing.seeding import generator

@@ -38,6 +38,7 @@ _TURNS = {
 
 # What cameras, browsers and data sets produce; not EPS, PDF and the like, which call other programs.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+_EDITION = 2  # of what decoding gives; raised when it changes, so that cached images are decoded again
 _SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # where Pillow's mode I means 16 bits
 # What people take for readable images too, by the file's suffix and by its first bytes.
 _OTHER_SUFFIXES = {
@@ -254,8 +255,7 @@ def decode_files(
     if size < 1:
         raise ValueError(f"image size must be at least 1, not {size}")
     names = [path.relative_to(base).as_posix() for path in files]
-    stats = [path.stat() for path in files]
-    sources: list[JSON] = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
+    sources: list[JSON] = [[name, *file_facts(path)] for name, path in zip(names, files, strict=True)]
 
     def build(file: BinaryIO) -> dict[str, JSON]:
         bad = _write_rows(file, name, files, size, fit)
@@ -263,13 +263,22 @@ def decode_files(
             raise BadImagesError({str(files[i]): reason for i, reason in bad.items()})
         return {"bad": {names[i]: reason for i, reason in bad.items()}}
 
-    found = stored(name, [fit, sources], size, len(files), build)
+    found = stored(name, [_EDITION, fit, sources], size, len(files), build)
     bad: dict[str, str] = found.notes["bad"]
     if bad and not skip_bad:
         raise BadImagesError({str(base / name): reason for name, reason in bad.items()})
     for bad_name, reason in bad.items():
         log.warning("skipped %s: %s", base / bad_name, reason)
     return DecodedFiles(found.images, np.array([name not in bad for name in names], dtype=np.bool_))
+
+
+def file_facts(path: Path) -> list[JSON]:
+    """Size and time of a file, by which a change is noticed; nothing for one that only decoding can report."""
+    try:
+        found = path.stat()
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _write_rows(file: BinaryIO, name: str, files: Sequence[Path], size: int, fit: Fit) -> dict[int, str]:

@@ -81,15 +81,6 @@ def class_files(root: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int
     return class_names, files, np.array(labels, dtype=np.int64)
 
 
-def file_facts(path: Path) -> list[JSON]:
-    """Size and time of a file, by which a change is noticed; nothing for one that only decoding can report."""
-    try:
-        found = path.stat()
-    except OSError:
-        return []
-    return [found.st_size, found.st_mtime_ns]
-
-
 def has_splits(root: Path, second: str) -> bool:
     """Whether ``root`` has ``train/`` and the second split; one without the other is an error."""
     there = [name for name in ("train", second) if (root / name).is_dir()]

@@ -87,7 +87,9 @@ def _labels(path: Path, y: NDArray[Any], classes: NDArray[Any] | None) -> tuple[
     if not np.issubdtype(y.dtype, np.integer):
         raise DamagedFileError(f"{path}: with classes, y must be whole numbers that point at them, not {y.dtype}")
     if classes.ndim != 1 or classes.dtype.kind not in "USiu":
-        raise DamagedFileError(f"{path}: classes must be text or whole numbers [k], not {classes.dtype} {list(classes.shape)}")
+        raise DamagedFileError(
+            f"{path}: classes must be text or whole numbers [k], not {classes.dtype} {list(classes.shape)}"
+        )
     if len(y) and not (y.min() >= 0 and y.max() < len(classes)):
         raise DamagedFileError(f"{path}: y runs from {y.min()} to {y.max()}, but there are {len(classes)} classes")
     return y.astype(np.int64), tuple(str(name) for name in _text(path, "classes", classes))
