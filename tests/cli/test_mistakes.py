@@ -6,20 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from nocl.app.classifier import Classifier
 from nocl.app.sources import open_source
-from nocl.cli import app, main
+from nocl.cli import main
 from nocl.data.decode import BadImagesError
 from nocl.learner import NotFittedError
+from tests.support.commands import nocl
 from tests.support.practice_models import fitted, folder_of, png
-
-
-def nocl(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 @pytest.fixture

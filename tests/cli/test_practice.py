@@ -17,15 +17,10 @@ from nocl.app.serve.store import Store, journal_of
 from nocl.cli import app
 from nocl.data.decode import BadImagesError
 from nocl.plumbing.files import BusyFileError, hold
+from tests.support.commands import nocl
 from tests.support.practice_models import folder_of, pictures, png
 
 BASE = ["--method", "ncm", "--backbone", "tiny_resnet18", "--recipe", "epochs=0"]
-
-
-def nocl(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 @pytest.fixture
