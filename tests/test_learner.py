@@ -98,6 +98,22 @@ def test_unknown_method_is_explained(name: str) -> None:
         make(name)
 
 
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        (torch.zeros(4, 1), r"must give scores \[4, 2\], one of each image and class, not \[4, 1\]"),
+        (torch.zeros(4, 3), r"not \[4, 3\]"),
+        (torch.full((4, 2), float("nan")), "gives NaN"),
+    ],
+)
+def test_scores_that_are_none_give_no_answers(scores: Tensor, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make("ncm", backbone="features:3")
+    learner.observe(torch.eye(2, 3), torch.tensor([5, 7]))
+    monkeypatch.setattr(learner, "decision_function", lambda x: scores)
+    with pytest.raises(ValueError, match=said):
+        learner.predict(torch.zeros(4, 3))
+
+
 def test_unknown_parameter_lists_the_valid_ones() -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean 'power'\? Valid: .*metric"):
         make("ncm", powr=1)

@@ -221,6 +221,11 @@ def test_anytime_numbers_by_hand() -> None:
     assert result.a_avg == pytest.approx(((21 + 6) / 40 + 28 / 50) / 2)
     assert result.worst_class == 0.4
     assert result.class_forgetting == pytest.approx(((1.0 - 0.5) + (0.9 - 0.5) + (0.6 - 0.5) + 0.2 + (0.7 - 0.9)) / 5)
+    last = list(result.class_accuracy[-1])
+    after = small(
+        anytime=ANYTIME | {"class_accuracy": [ANYTIME["class_accuracy"][0], last]}
+    )  # tested after the last image
+    assert after.class_forgetting == pytest.approx(small().class_forgetting)
     assert small().a_auc is None
     assert small().class_forgetting == pytest.approx((0.5 + 0.3 + 0.1 + 0.2) / 4)
 

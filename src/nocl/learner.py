@@ -230,7 +230,15 @@ class Learner(Merging):
         """Original labels int64 [B], on the CPU."""
         if not len(self.classes_):
             raise NotFittedError(f"{type(self).__name__} has met no class yet: call fit_base or observe first")
-        return self.classes_[self.decision_function(x).argmax(1)].cpu()
+        scores = self.decision_function(x)
+        if scores.shape != (len(x), len(self.classes_)):
+            raise ValueError(
+                f"decision_function of {type(self).__name__} must give scores [{len(x)}, {len(self.classes_)}], one of "
+                f"each image and class, not {list(scores.shape)}"
+            )
+        if bool(scores.isnan().any()):
+            raise ValueError(f"decision_function of {type(self).__name__} gives NaN; correct the method or its input")
+        return self.classes_[scores.argmax(1)].cpu()
 
     def softmax_temperature(self) -> float:
         """The number that divides images' scores before a softmax, if no held-out images were there to fit it."""

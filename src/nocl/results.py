@@ -134,9 +134,10 @@ class RunResult:
 
     @property
     def class_forgetting(self) -> float | None:
-        """Mean drop of each class from its best earlier test; for streams without disjoint sessions."""
-        tests = self.class_accuracy[:-1] if self.anytime is None else self.anytime.class_accuracy
-        return metrics.class_forgetting([*tests, self.class_accuracy[-1]])
+        """Mean drop of each class from its best earlier test, at the end of a session or in the middle of one."""
+        tests = () if self.anytime is None else self.anytime.class_accuracy
+        earlier = tests[:-1] if tests[-1:] == self.class_accuracy[-1:] else tests  # that one was after the last image
+        return metrics.class_forgetting([*self.class_accuracy[:-1], *earlier, self.class_accuracy[-1]])
 
     def to_json(self) -> dict[str, JSON]:
         """The result as a new JSON object; ``anytime`` only if there were such tests, ``scoring`` beyond the first."""

@@ -4,6 +4,7 @@ Streams of one data set on one network begin with the same base session, and a m
 learns the same from it. What it learned is kept in a file of the grid's cache, named by all that decides it.
 """
 
+import inspect
 from pathlib import Path
 
 from filelock import FileLock
@@ -11,7 +12,7 @@ from filelock import FileLock
 from nocl.learner import Learner
 from nocl.methods import name_of
 from nocl.methods._saving import load_with_extra, save
-from nocl.plumbing.files import digest
+from nocl.plumbing.files import digest, file_digest
 from nocl.plumbing.types import JSON
 from nocl.plumbing.version import __version__
 from nocl.streams import RepeatableSession
@@ -26,6 +27,7 @@ def share_base(learner: Learner, base: RepeatableSession, cache: Path) -> None:
         "params": learner.get_params(),
         "base": base.describe(),
         "nocl": __version__,
+        **_own_code(learner),
     }
     path = cache / f"learned-{digest(key)}.safetensors"
     cache.mkdir(parents=True, exist_ok=True)
@@ -36,3 +38,10 @@ def share_base(learner: Learner, base: RepeatableSession, cache: Path) -> None:
     known, _ = load_with_extra(path, trust=(name_of(learner), learner.backbone))
     learner.load_state_dict(known.state_dict())
     learner.base_, learner.log_ = {**known.base_, SHARED: "taken over from another run"}, known.log_
+
+
+def _own_code(learner: Learner) -> dict[str, JSON]:
+    """A digest of the files of a method that does not ship with nocl: an edited one learns its base session anew."""
+    own = [cls for cls in type(learner).__mro__ if not cls.__module__.startswith(("nocl.", "torch.", "builtins"))]
+    files = sorted({file for cls in own if (file := inspect.getsourcefile(cls)) is not None})
+    return {"code": [file_digest(Path(file)) for file in files]} if files else {}

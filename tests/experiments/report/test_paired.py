@@ -22,8 +22,10 @@ def test_paired_test_by_scipy_on_common_orders_only() -> None:
 
 def test_paired_test_without_spread_or_pairs() -> None:
     one = [dsr(0.5, 0), dsr(0.6, 1)]
-    assert paired(one, one).p == 1.0
+    assert paired(one, one).p is None
+    assert "one observation" in paired(one, [dsr(0.4, 0), dsr(0.5001, 1)]).sentence("a", "b")
     assert paired(one[:1], one[:1]).p is None
+    assert "a test needs two" in paired(one[:1], one[:1]).sentence("a", "b")
     with pytest.raises(ValueError, match="no class order"):
         paired(one[:1], one[1:])
     repeated = paired([dsr(0.4, 0), dsr(0.6, 0), dsr(0.6, 1)], one)  # a repeated order is no further draw

@@ -8,6 +8,7 @@ from nocl.experiments.report.summary import estimate, text
 from nocl.results import RunResult
 
 FOR_WILCOXON = 6  # with fewer pairs the signed-rank test cannot reach 5 %
+_ROUNDING = 3e-4  # of accuracies from 0 to 1: orders that differ by less are one observation
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,17 @@ class Paired:
     orders: int
     mean: float
     half: float | None
-    p: float | None  # Student's t for pairs; None for fewer than two orders
+    p: float | None  # Student's t for pairs; None for fewer than two orders, or if the order changes nothing
     p_wilcoxon: float | None
 
     def sentence(self, first: str, second: str) -> str:
         """The test in words, in points."""
         spread = "" if self.half is None else f" ± {100 * self.half:.2f}"
         words = f"{first} - {second}: {100 * self.mean:+.2f}{spread} points over {self.orders} class orders"
-        if self.p is None:
+        if self.orders < 2:
             return words + "; a test needs two"
+        if self.p is None:
+            return words + "; the order does not change it, so they are one observation and no test"
         rank = "" if self.p_wilcoxon is None else f", p = {self.p_wilcoxon:.3g} (Wilcoxon)"
         return words + f", p = {self.p:.3g} (paired t){rank}"
 
@@ -62,17 +65,20 @@ def _by_order(results: Sequence[RunResult], read: Callable[[RunResult], float | 
 
 
 def _p(differences: Sequence[float]) -> float | None:
-    if len(differences) < 2:
+    if len(differences) < 2 or _all_alike(differences):
         return None
-    if max(differences) == min(differences):  # no spread: t is 0/0 or infinite
-        return 1.0 if differences[0] == 0 else 0.0
     from scipy import stats  # slow to import, and few commands test
 
     return float(stats.ttest_rel(differences, [0.0] * len(differences)).pvalue)
 
 
+def _all_alike(differences: Sequence[float]) -> bool:
+    """Whether they differ by rounding alone."""
+    return max(differences) - min(differences) <= _ROUNDING
+
+
 def _p_wilcoxon(differences: Sequence[float]) -> float | None:
-    if len(differences) < FOR_WILCOXON or not any(differences):
+    if len(differences) < FOR_WILCOXON or _all_alike(differences):
         return None
     from scipy import stats
 
