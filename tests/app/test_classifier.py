@@ -171,7 +171,7 @@ def test_forgetting_removes_name_and_statistics() -> None:
     with pytest.raises(KeyError, match="no class 'blue'"):
         model.forget("blue")
     model.forget("red").forget("green")
-    with pytest.raises(NotFittedError, match="forgotten"):
+    with pytest.raises(NotFittedError, match="knows no class"):
         model.predict(pictures("red", 1))
     assert model.partial_fit(pictures("grey", 1), "grey").class_names == ["grey"]
 
