@@ -21,10 +21,11 @@ def prepare(settings):
     return lambda piece, say: piece
 """
 START = """
-import sys
+import signal, sys
 import work
 from nocl.plumbing.workers import in_processes
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
     try:
         print(list(in_processes([1], work.prepare, bytes(1 << 20), workers=1)))
     except KeyboardInterrupt:
