@@ -63,7 +63,12 @@ def fitted(cls: type[Learner], params: dict[str, JSON]) -> Learner:
 
 @cache
 def _fitted_once(cls: type[Learner], params: str) -> Learner:
-    return build(cls, json.loads(params)).fit_base(split(easy_images(BASE_LABELS, 20, seed=1), 10))
+    return build(cls, json.loads(params)).fit_base(split(base_session(), 10))
+
+
+def base_session() -> Batch:
+    """The images of the base session of :func:`fitted`."""
+    return easy_images(BASE_LABELS, 20, seed=1)
 
 
 def novel(n: int = 10, size: int = 10, seed: int = 2) -> list[Batch]:
@@ -213,8 +218,10 @@ def no_image_is_kept(cls: type[Learner], params: dict[str, JSON]) -> None:
     """Unless ``stores_exemplars``, no image is in the learner, elsewhere in the process, or on its way out of it."""
     if cls.stores_exemplars:
         return
-    learner, before = fitted(cls, params), prints()
-    batches = novel(20, seed=31)
+    learner = fitted(cls, params)
+    where = find_image(base_session().x, reachable(learner))
+    expect(where is None, f"an image of the base session lies in {where}; remove it, or declare stores_exemplars")
+    before, batches = prints(), novel(20, seed=31)
     with leaving() as said:
         teach(learner, [Batch(x.clone(), y.clone()) for x, y in batches])  # ours stay apart from what it may keep
     shaped = image_shaped(learner, SIDE)
