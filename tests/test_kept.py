@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nocl.checks import CheckError, kept_says_what_is_stored
+from nocl.checks import CheckError
+from nocl.checks.kept import kept_says_what_is_stored
 from nocl.learner import FrozenLearner
 from nocl.methods import METHODS
+from nocl.methods.fecam import FeCAM
+from nocl.methods.ncm import NCM
 from nocl.stats.class_stats import ClassStats
 
 
@@ -16,6 +19,7 @@ class Projected(FrozenLearner):
     """Nearest mean in a random projection, wide enough for a covariance's numbers."""
 
     statistics = ("stats",)
+    projection: Tensor
     width = 4096
 
     def __init__(self, **common: Any) -> None:
@@ -33,12 +37,12 @@ class Projected(FrozenLearner):
         return (z @ self.projection).relu() @ self.stats.mean.to(z).T
 
 
-class SilentCovariance(METHODS["fecam"]):  # type: ignore[misc]
+class SilentCovariance(FeCAM):
     def kept(self) -> str:
         return "of each class: count and mean of its features"
 
 
-class SaysTooMuch(METHODS["ncm"]):  # type: ignore[misc]
+class SaysTooMuch(NCM):
     def kept(self) -> str:
         return "of each class: count, mean and covariance of its features"
 
