@@ -28,6 +28,12 @@ def test_hidden_images_are_found(cls: type[Learner]) -> None:
         no_image_is_kept(cls, UNTRAINED)
 
 
+@pytest.mark.parametrize("cls", [cheaters.BaseImages, cheaters.NormalisedBaseImages])
+def test_hidden_images_of_the_base_session_are_found(cls: type[Learner]) -> None:
+    with pytest.raises(CheckError, match=r"an image of the base session lies in state\.extra"):
+        no_image_is_kept(cls, UNTRAINED)
+
+
 @pytest.mark.parametrize("cls", [cheaters.InAFile, cheaters.InAFileOfTorch])
 def test_images_that_leave_the_process_are_noticed(cls: type[Learner]) -> None:
     with pytest.raises(CheckError, match="something left the process"):
@@ -39,7 +45,7 @@ def test_an_answer_that_is_not_in_the_state_is_found() -> None:
         state_is_all_there_is(cheaters.AnswersFromTheModule, {})
 
 
-@pytest.mark.parametrize("name", ["ncm", "rda", "slda"])
+@pytest.mark.parametrize("name", ["ncm", "rda", "slda", "dsr"])
 def test_honest_methods_are_not_suspected(name: str) -> None:
     no_image_is_kept(METHODS[name], {})
     state_is_all_there_is(METHODS[name], {})

@@ -39,6 +39,9 @@ def nocl(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["report", "no/such/folder"], "no result.json"),
         (["list", "method"], "did you mean 'methods'"),
         (["check", "no_such_module:Thing"], "no_such_module"),
+        (["check", "json:loads"], "json:loads is not a method: it must be a class derived from nocl.Learner"),
+        (["check", "torch:Tensor"], "torch:Tensor is not a method"),
+        (["check", "ncm", "--set", "power=9"], "power must be from 0 to 2, not 9"),
     ],
 )
 def test_mistakes_get_one_helpful_line_and_a_failing_exit(arguments: list[str], said: str) -> None:
@@ -46,6 +49,7 @@ def test_mistakes_get_one_helpful_line_and_a_failing_exit(arguments: list[str], 
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+    assert "FAILS" not in done.stdout
 
 
 def test_run_prints_a_table_and_leaves_a_report(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import functools
 import json
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from nocl.methods.ncm import NCM
+from nocl.plumbing.types import Batch
+from nocl.pretrain import Trained
 
 LOCAL = threading.local()
 STASH: dict[int, Any] = {}
@@ -186,3 +189,22 @@ class InAFileOfTorch(NCM):
         with tempfile.TemporaryDirectory() as folder:
             torch.save(x, Path(folder) / "x.pt")
         super().observe(x, y)
+
+
+class BaseImages(NCM):
+    """Keeps images of the base session alone, in a buffer of fixed size."""
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self.register_buffer("extra", torch.zeros(40, 3, 1024, dtype=torch.uint8))
+
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
+        batches = list(base)
+        self.extra.copy_(torch.cat([x for x, _ in batches])[:40].flatten(2))
+        super().after_base(trained, batches)
+
+
+class NormalisedBaseImages(BaseImages):
+    def after_base(self, trained: Trained, base: Iterable[Batch]) -> None:
+        super().after_base(trained, base)
+        self.extra = (self.extra.float() / 255 - 0.5) / 0.25

@@ -21,13 +21,13 @@ import torch
 from nocl.checks.everywhere import changed, checksum, place, prints
 from nocl.checks.first_image import the_first_image_spoils_nothing
 from nocl.checks.hoarding import find_image, image_shaped, reachable
+from nocl.checks.kept import kept_says_what_is_stored
 from nocl.checks.leaving import leaving
 from nocl.checks.material import BASE_LABELS, NOVEL_LABELS, QUICK, SIDE, CheckError, build, easy_images, expect, split
 from nocl.checks.streams import STREAM_CHECKS, check_stream, every_stream_is_learned_or_refused
 from nocl.learner import Learner, NotFittedError
 from nocl.methods import METHODS
 from nocl.methods._saving import load, save
-from nocl.plumbing.parameters import parameters_of
 from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON, Batch
 from nocl.plumbing.workers import in_processes
@@ -63,7 +63,12 @@ def fitted(cls: type[Learner], params: dict[str, JSON]) -> Learner:
 
 @cache
 def _fitted_once(cls: type[Learner], params: str) -> Learner:
-    return build(cls, json.loads(params)).fit_base(split(easy_images(BASE_LABELS, 20, seed=1), 10))
+    return build(cls, json.loads(params)).fit_base(split(base_session(), 10))
+
+
+def base_session() -> Batch:
+    """The images of the base session of :func:`fitted`."""
+    return easy_images(BASE_LABELS, 20, seed=1)
 
 
 def novel(n: int = 10, size: int = 10, seed: int = 2) -> list[Batch]:
@@ -213,8 +218,10 @@ def no_image_is_kept(cls: type[Learner], params: dict[str, JSON]) -> None:
     """Unless ``stores_exemplars``, no image is in the learner, elsewhere in the process, or on its way out of it."""
     if cls.stores_exemplars:
         return
-    learner, before = fitted(cls, params), prints()
-    batches = novel(20, seed=31)
+    learner = fitted(cls, params)
+    where = find_image(base_session().x, reachable(learner))
+    expect(where is None, f"an image of the base session lies in {where}; remove it, or declare stores_exemplars")
+    before, batches = prints(), novel(20, seed=31)
     with leaving() as said:
         teach(learner, [Batch(x.clone(), y.clone()) for x, y in batches])  # ours stay apart from what it may keep
     shaped = image_shaped(learner, SIDE)
@@ -312,29 +319,6 @@ def it_learns(cls: type[Learner], params: dict[str, JSON]) -> None:
     accuracy = float((learner.predict(x) == y).double().mean())
     chance = 1 / len({*BASE_LABELS, *NOVEL_LABELS})
     expect(accuracy > 1.8 * chance, f"accuracy {accuracy:.2f} where chance is {chance:.2f}")
-
-
-def kept_says_what_is_stored(cls: type[Learner], params: dict[str, JSON]) -> None:
-    """``kept()`` names covariances, variances and images if, and only if, the state has them; with every preset."""
-    named = [preset for preset in cls.presets.values() if "weights" not in preset]
-    chosen: list[dict[str, JSON]] = [
-        {name: choice} for name, parameter in parameters_of(cls).items() for choice in parameter.choices
-    ]
-    for settings in ({}, *named, *chosen):
-        settings = {**settings, "recipe": {**QUICK["recipe"], **settings.get("recipe", {})}}  # type: ignore[dict-item]
-        learner = build(cls, {**params, **settings})
-        learner.observe(*easy_images((*BASE_LABELS, *NOVEL_LABELS), 2, seed=2))
-        learner.end_session()
-        words, state = learner.kept(), learner.state_dict()
-        of_class = words.partition("beside")[0].replace("directions of its covariance", "")
-        n, own = len(learner.classes_), learner.network_state_names()
-        dim = learner.network.feature_dim(SIDE, getattr(learner, "stages", None))
-        sizes = [t.numel() // n for name, t in state.items() if name not in own and t.ndim > 1 and len(t) == n]
-        scatter = [t for name, t in state.items() if name.endswith("scatter") and name not in own]
-        where = f"with {settings}: it says {words!r}"
-        expect(("covariance" in of_class) == any(size >= dim * (dim + 1) // 2 for size in sizes), where)
-        expect(("variances" in words) == any(t.shape == (n, dim) for t in scatter), where)
-        expect(("images themselves" in words) == learner.stores_exemplars, where)
 
 
 LEARNER_CHECKS: dict[str, Callable[[type[Learner], dict[str, JSON]], None]] = {

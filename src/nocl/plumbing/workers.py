@@ -162,7 +162,11 @@ def _lost(reason: str, alone: bool) -> Died:
 def _death(number: int, process: BaseProcess, times: int) -> str:
     code = process.exitcode or 0
     why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"the process of part {number + 1} died {times} times ({why}); out of memory?"
+    if code in (-9, 137):  # SIGKILL, as the system sends it when memory is short; 137 through a shell or container
+        remedy = "out of memory?"
+    else:
+        remedy = 'its own message is above; a script that starts processes needs `if __name__ == "__main__":`'
+    return f"the process of part {number + 1} died {times} times ({why}); {remedy}"
 
 
 def _context(preload: str) -> BaseContext:
