@@ -10,11 +10,10 @@ from rich.table import Table
 
 from nocl.cli.options import Data, Root
 from nocl.cli.show import shown_progress
-from nocl.data import DATASETS, about, default_root, load
+from nocl.data import DATASETS, about, default_root, load, loader_of
 from nocl.data.download import get as fetch
 from nocl.data.summary import summary
 from nocl.experiments.job import parse_settings
-from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 
 data_app = typer.Typer(help="List, download and check data sets.", no_args_is_help=True, add_completion=False)
@@ -66,7 +65,7 @@ def check(
 
 def data_options(dataset: str, pairs: list[str] | None) -> dict[str, JSON]:
     """The options of a data set from key=value; text where its default is a number is refused."""
-    options, loader = parse_settings(pairs or []), by_name(dataset, DATASETS, "data set")
+    options, loader = parse_settings(pairs or []), loader_of(dataset)
     parameters = inspect.signature(getattr(loader, "function", loader)).parameters
     for name, value in options.items():
         usual = parameters[name].default if name in parameters else None

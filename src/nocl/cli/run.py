@@ -24,10 +24,8 @@ from nocl.cli.options import (
 )
 from nocl.cli.show import session_table, shown_progress
 from nocl.experiments import report as reports
-from nocl.experiments.job import Job, over, parse_settings, read_preset
+from nocl.experiments.job import Job, method_of, over, parse_settings, read_preset
 from nocl.experiments.paper.reproduce import PLAN, rebuild
-from nocl.methods import METHODS
-from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 from nocl.pretrain.devices import Compute, computing
 from nocl.results import RunResult
@@ -139,7 +137,7 @@ def check(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the traceback of each failure.")] = False,
 ) -> None:
     """Check that a method keeps the contract; lists every check, and the reason if it fails."""
-    cls = by_name(method, METHODS, "method")
+    cls = method_of(method)
     failed = []
     for name, error in each_check(cls, parse_settings(settings or [])):
         meaning = (LEARNER_CHECKS[name].__doc__ or "").partition("\n")[0]

@@ -84,7 +84,7 @@ class Job:
             parse_plan(self.arrivals)
         if self.test_every < 0:
             raise ValueError(f"test_every must be 0 or more images, not {self.test_every}")
-        check_values(by_name(self.method, METHODS, "method"), {**self._preset(), **self.params})
+        check_values(method_of(self.method), {**self._preset(), **self.params})
         if self.arrivals and self.copy_partition:
             raise ValueError(f"arrivals={self.arrivals!r}: only a stream by partition can be copied for tuning")
         if self.network_from is not None and self.chosen().get("weights"):
@@ -305,10 +305,18 @@ class Job:
     def _preset(self) -> dict[str, JSON]:
         if self.preset is None:
             return {}
-        presets = by_name(self.method, METHODS, "method").presets
+        presets = method_of(self.method).presets
         if self.preset not in presets:
             raise UnknownNameError(unknown(self.preset, presets, f"preset of {self.method}"))
         return presets[self.preset]
+
+
+def method_of(name: str) -> type[Learner]:
+    """The class of a method, by its name or as ``module:Class``."""
+    found = by_name(name, METHODS, "method")
+    if not (isinstance(found, type) and issubclass(found, Learner)):
+        raise TypeError(f"{name} is not a method: it must be a class derived from nocl.Learner")
+    return found
 
 
 def takes_features(learner: Learner) -> TypeGuard[FrozenLearner]:
