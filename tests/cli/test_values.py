@@ -1,5 +1,6 @@
 """Wrong values of the research commands: each is one line, said before anything is trained."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,5 +49,34 @@ def test_what_is_no_data_set_is_one_line() -> None:
 
 
 def test_a_parameter_that_is_not_kept_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="Careless: keep parameter alpha as self.alpha"):
+    with pytest.raises(TypeError, match=r"Careless: keep parameter alpha as self\.alpha"):
         nocl("run", "tests.cli.test_values:Careless", *SMALL, "--epochs", "0", "--out", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("recipe=3", "NCM: recipe must be a dictionary, or None, not 3"),
+        ("recipe.epochs=abc", "Recipe: epochs must be a whole number, not 'abc'"),
+        ("recipe.epochs=1.5", "Recipe: epochs must be a whole number, not 1.5"),
+        ("recipe.momentum=abc", "Recipe: momentum must be a number, not 'abc'"),
+        ("recipe.options=3", "Recipe: options must be a dictionary, not 3"),
+        ("recipe.normalize=1", "Recipe: normalize must be true or false, not 1"),
+        ("recipe.head=160", "Recipe: head must be a list of whole numbers, not 160"),
+        ("recipe.schedule=3", "Recipe: schedule must be text, not 3"),
+        ("seed=abc", "NCM: seed must be a whole number, not 'abc'"),
+        ("seed=1.5", "NCM: seed must be a whole number, not 1.5"),
+        ("stages=2", "NCM: stages must be a list of whole numbers or auto, or None, not 2"),
+        ("stages=last", "NCM: stages must be a list of whole numbers or auto, or None, not 'last'"),
+        ("backbone=5", "NCM: backbone must be text, not 5"),
+        ("weights=5", "NCM: weights must be text, or None, not 5"),
+        ("power=true", "NCM: power must be from 0 to 2, not True"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "tune"])
+def test_a_setting_of_another_type_is_refused_before_data_are_loaded(
+    command: str, setting: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nocl.data.load", None)
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        nocl(command, "ncm", "--set", setting)

@@ -84,7 +84,9 @@ class Job:
             parse_plan(self.arrivals)
         if self.test_every < 0:
             raise ValueError(f"test_every must be 0 or more images, not {self.test_every}")
-        check_values(method_of(self.method), {**self._preset(), **self.params})
+        check_values(method := method_of(self.method), {**self._preset(), **self.params})
+        if isinstance(recipe := self.chosen().get("recipe"), dict):
+            method.base_recipe.with_changes(recipe)
         if self.arrivals and self.copy_partition:
             raise ValueError(f"arrivals={self.arrivals!r}: only a stream by partition can be copied for tuning")
         if self.network_from is not None and self.chosen().get("weights"):
