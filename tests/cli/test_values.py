@@ -80,3 +80,24 @@ def test_a_setting_of_another_type_is_refused_before_data_are_loaded(
     monkeypatch.setattr("nocl.data.load", None)
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         nocl(command, "ncm", "--set", setting)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "ncm", "--seed", 10**20], f"seed must be from -2**63 to below 2**63, not {10**20}"),
+        (["run", "ncm", "--set", f"seed={10**20}"], f"seed must be from -2**63 to below 2**63, not {10**20}"),
+        (["run", "ncm", "--dataset", "embeddings", "--data", "file=3"], "--data file=3: file must be text; write"),
+        (["run", "ncm", "--dataset", "embeddings", "--data", "test=3"], "--data test=3: test must be text; write"),
+        (["run", "ncm", "--preset", "foo"], "ncm has no presets: leave preset 'foo' out"),
+        (["run", "ncm", "--base-batch-size", "0"], "base_batch_size must be 1 or more, not 0"),
+        (["reproduce", "main-60-4-10", "--dry-run", "--dataset", "foo"], "unknown data set 'foo'"),
+        (["reproduce", "main-60-4-10", "--dry-run", "--workers", "-1"], "workers must be 1 or more, not -1"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_one_line(
+    arguments: list[object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nocl.data.load", None)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        nocl(*arguments)

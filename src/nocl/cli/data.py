@@ -64,7 +64,7 @@ def check(
 
 
 def data_options(dataset: str, pairs: list[str] | None) -> dict[str, JSON]:
-    """The options of a data set from key=value; text where its default is a number is refused."""
+    """The options of a data set from key=value; text where its default is a number is refused, and the reverse."""
     options, loader = parse_settings(pairs or []), loader_of(dataset)
     parameters = inspect.signature(getattr(loader, "function", loader)).parameters
     for name, value in options.items():
@@ -73,6 +73,9 @@ def data_options(dataset: str, pairs: list[str] | None) -> dict[str, JSON]:
         if kinds is not None and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(usual, bool)):
             words = {bool: "true or false", int: "a whole number", float: "a number"}[type(usual)]
             raise ValueError(f"--data {name}={value}: {name} must be {words}, such as {str(usual).lower()}")
+        is_text = name in parameters and parameters[name].annotation in (str, str | None)
+        if is_text and not isinstance(value, str) and not (value is None and usual is None):
+            raise ValueError(f"--data {name}={value}: {name} must be text; write --data '{name}=\"{value}\"'")
     return options
 
 

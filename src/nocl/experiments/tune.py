@@ -140,7 +140,7 @@ def tune(job: Job, spaces: Sequence[Space], folder: Path, tuning: Tuning = Tunin
 
     states = optuna.trial.TrialState
     while _count(study, states.COMPLETE) < tuning.trials:
-        study.sampler = optuna.samplers.TPESampler(seed=job.seed + len(study.trials))  # also if interrupted
+        study.sampler = optuna.samplers.TPESampler(seed=(job.seed + len(study.trials)) % 2**32)  # also if interrupted
         study.optimize(value, n_trials=1, catch=(ArithmeticError, ValueError, RuntimeError))
         if (failed := _count(study, states.FAIL)) >= 2 * tuning.trials:
             raise RuntimeError(f"{failed} trials failed: narrow the space; the reasons are in the messages above")
