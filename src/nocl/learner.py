@@ -248,7 +248,11 @@ class Learner(Merging):
 
     def get_params(self) -> dict[str, JSON]:
         """The keyword arguments that build this learner again."""
-        values = {name: getattr(self, name) for name in parameters_of(type(self))}
+        names = parameters_of(type(self))
+        for name in names:
+            if not hasattr(self, name):
+                raise TypeError(f"{type(self).__name__}: keep parameter {name} as self.{name}")
+        values = {name: getattr(self, name) for name in names}
         copied: dict[str, JSON] = json.loads(json.dumps(values))
         return copied
 

@@ -1,6 +1,7 @@
 """Choosing with Optuna: on base-session training images only, resumable, ending in a preset that runs take."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from nocl.cli import app
 from nocl.data import Dataset, ImageSet
 from nocl.experiments.job import Job, read_preset
-from nocl.experiments.tune import Space, Tuning, spaces_of, tune
+from nocl.experiments.tune import Space, Tuning, check_spaces, spaces_of, tune
 from nocl.methods import METHODS
 from nocl.plumbing.types import JSON
 
@@ -93,7 +94,7 @@ def test_spaces_are_read_and_wrong_ones_refused() -> None:
     assert Space.parse("metric=cosine,euclidean").choices == ("cosine", "euclidean")
     assert Space.parse("lr=1e-4:0.1:log") == Space("lr", 1e-4, 0.1, log=True)
     assert not Space.parse("power=0.2:1").holds(1.5)
-    for text in ("power", "power=", "power=2:1", "lr=0:1:log", "lr=a:b"):
+    for text in ("power", "power=", "power=2:1", "lr=0:1:log", "lr=a:b", "power=1e:e1", "power=0:1e999", "n=0.5:3:int"):
         with pytest.raises(ValueError, match="space"):
             Space.parse(text)
     with pytest.raises(ValueError, match="gdumb declares no search space"):
@@ -107,6 +108,36 @@ def test_spaces_are_read_and_wrong_ones_refused() -> None:
             kind = int if space.whole else float
             for value in space.choices or (kind(space.low), kind(space.high)):
                 Job(method, {space.name: value})
+
+
+@pytest.mark.parametrize(
+    ("spaces", "words"),
+    [
+        (["foo=0.2:1"], "unknown parameter of ncm 'foo'"),
+        (["recipe.foo=0.2:1"], "unknown parameter of ncm 'recipe.foo'"),
+        (["foo.bar=1,2"], "unknown parameter of ncm 'foo.bar'"),
+        (["power=3:9"], "NCM: power must be from 0 to 2, not 3.0"),
+        (["metric=cosine,euclidean", "power=1:9"], "NCM: power must be from 0 to 2, not 9.0"),
+        (["power=abc,def"], "NCM: power must be from 0 to 2, not 'abc'"),
+        (["recipe.epochs=a,b"], "Recipe: epochs must be a whole number, not 'a'"),
+        (["recipe.epochs=-2:3:int"], "epochs must be 0 or more, not -2"),
+        (["recipe.epochs=1:5"], "recipe.epochs takes whole numbers alone: write the space as recipe.epochs=1:5:int"),
+        (["power=1e:e1"], "space 'power=1e:e1': '1e' is not a number; write name=low:high"),
+        (["power=0:1", "power=1:2"], "spaces power, power: give each parameter one space"),
+    ],
+)
+def test_a_wrong_space_is_refused_before_the_study_begins(spaces: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        tune(job(), [Space.parse(text) for text in spaces], tmp_path / "study", TWO)
+    assert not (tmp_path / "study").exists()
+
+
+def test_ends_that_only_fit_together_are_taken() -> None:
+    together = [Space.parse("recipe.spaces=both,high"), Space.parse("recipe.projection=0:64:int")]
+    check_spaces(job(), together[1:])
+    with pytest.raises(ValueError, match="needs a projection"):
+        check_spaces(job(), together)  # projection 0 with high
+    check_spaces(job(), [together[0], Space.parse("recipe.projection=32:64:int")])
 
 
 def test_run_takes_the_preset_file(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
+import numpy as np
 import pytest
 
 from nocl.learner import FrozenLearner, Learner
@@ -75,6 +78,43 @@ def test_values_outside_the_limits_are_refused_in_one_way(values: dict[str, obje
 def test_values_within_the_limits_are_taken() -> None:
     check_values(Leaf, {"rate": None, "kind": "a", "seed": 3})
     check_values(Leaf, {"rate": 1})
+    check_values(Leaf, {"rate": np.float32(0.5), "seed": np.int64(3)})
+
+
+class Typed:
+    """Declares types alone, and some that are not checked."""
+
+    def __init__(
+        self, *, n: int = 1, rate: float | None = 1.0, on: bool = True, name: str = "a", late: float = None,  # type: ignore[assignment]  # noqa: RUF013
+        steps: Sequence[int] | Literal["auto"] = "auto", more: Mapping[str, int] | None = None,
+        path: Path | str = "", anything: Any = None, call: Callable[[int], str] = chr, plain=0,  # type: ignore[no-untyped-def]
+    ) -> None: ...  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "refused", "words"),
+    [
+        ("n", [3, np.int64(3)], [True, 1.0, "3", None], "a whole number"),
+        ("rate", [3, 0.5, np.float32(1), np.int8(1), None], [False, "0.5", [1.0]], "a number, or None"),
+        ("late", [None, 2], ["x"], "a number, or None"),
+        ("on", [True, np.True_], [1, "true", None], "true or false"),
+        ("name", ["x", np.str_("x")], [1, None, b"x"], "text"),
+        (
+            "steps", ["auto", [1, 2], (1, -2), [], np.array([1, 2])], ["last", 2, [1.5], [True], None, np.array(2)],
+            "a list of whole numbers or auto",
+        ),
+        ("more", [{}, {"a": 1}, None], [3, [1], "a"], "a dictionary, or None"),
+        ("path", [Path("a"), 3], [], ""),
+        ("anything", [object()], [], ""),
+        ("call", [ord, 3], [], ""),
+        ("plain", ["text", None], [], ""),
+    ],
+)  # fmt: skip
+def test_plain_types_are_limits(name: str, taken: list[object], refused: list[object], words: str) -> None:
+    parameter = parameters_of(Typed)[name]
+    assert parameter.limits == words
+    assert all(parameter.allows(value) for value in taken)
+    assert not any(parameter.allows(value) for value in refused)
 
 
 class Explicit(FrozenLearner):
@@ -97,6 +137,8 @@ def outside(parameter: Parameter) -> list[object]:
     """Values that the limits of a parameter exclude."""
     if parameter.choices:
         return ["no such choice"]
+    if parameter.kinds:
+        return [object(), 1.5j, *([] if parameter.optional else [None]), *([] if bool in parameter.kinds else [True])]
     assert parameter.range is not None
     low, high = parameter.range.low, parameter.range.high
     values: list[object] = [low - 1, *([low] if parameter.range.above else []), "text", math.nan]
@@ -120,6 +162,13 @@ def test_every_number_has_a_range_and_every_default_lies_within_it(name: str) ->
         assert parameter.allows(parameter.default), parameter
         number = isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool)
         assert parameter.limits or not number or parameter.name == "seed", parameter
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_preset_lies_within_the_limits(name: str) -> None:
+    for settings in (*METHODS[name].presets.values(), METHODS[name].check_params):
+        check_values(METHODS[name], settings)
+        METHODS[name].base_recipe.with_changes(settings.get("recipe") or {})  # type: ignore[arg-type]
 
 
 def documented(cls: type[Learner]) -> dict[str, str]:

@@ -10,11 +10,10 @@ from rich.table import Table
 
 from nocl.cli.options import Data, Root
 from nocl.cli.show import shown_progress
-from nocl.data import DATASETS, about, default_root, load
+from nocl.data import DATASETS, about, default_root, load, loader_of
 from nocl.data.download import get as fetch
 from nocl.data.summary import summary
 from nocl.experiments.job import parse_settings
-from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 
 data_app = typer.Typer(help="List, download and check data sets.", no_args_is_help=True, add_completion=False)
@@ -65,8 +64,8 @@ def check(
 
 
 def data_options(dataset: str, pairs: list[str] | None) -> dict[str, JSON]:
-    """The options of a data set from key=value; text where its default is a number is refused."""
-    options, loader = parse_settings(pairs or []), by_name(dataset, DATASETS, "data set")
+    """The options of a data set from key=value; text where its default is a number is refused, and the reverse."""
+    options, loader = parse_settings(pairs or []), loader_of(dataset)
     parameters = inspect.signature(getattr(loader, "function", loader)).parameters
     for name, value in options.items():
         usual = parameters[name].default if name in parameters else None
@@ -74,6 +73,9 @@ def data_options(dataset: str, pairs: list[str] | None) -> dict[str, JSON]:
         if kinds is not None and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(usual, bool)):
             words = {bool: "true or false", int: "a whole number", float: "a number"}[type(usual)]
             raise ValueError(f"--data {name}={value}: {name} must be {words}, such as {str(usual).lower()}")
+        is_text = name in parameters and parameters[name].annotation in (str, str | None)
+        if is_text and not isinstance(value, str) and not (value is None and usual is None):
+            raise ValueError(f"--data {name}={value}: {name} must be text; write --data '{name}=\"{value}\"'")
     return options
 
 

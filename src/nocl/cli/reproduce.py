@@ -9,6 +9,7 @@ import typer
 
 from nocl.cli.options import AllowLeak, BackboneFrom, Cache, DeviceThere, Epochs, Root, Settings, Threads, Workers
 from nocl.cli.show import shown_progress
+from nocl.data import loader_of
 from nocl.experiments.grid import Engine, Outcome
 from nocl.experiments.job import parse_settings
 from nocl.experiments.networks import KEPT
@@ -77,7 +78,9 @@ def reproduce(
     if name is None:
         _list_experiments()
         return
-    experiment = find(name)
+    experiment, engine_there = find(name), Engine(engine, workers, threads, address, gpus, retries)
+    for each in _names(dataset):
+        loader_of(each)
     choice = Choice(
         datasets=_names(dataset), methods=_names(methods), seeds=parse_seeds(seeds),
         memories=tuple(int(size) for size in _names(memory)) or MEMORIES, epochs=epochs, small=_is_small(scale),
@@ -98,7 +101,7 @@ def reproduce(
         runs, missing = with_data(runs)
         for dataset_name, why in missing.items():
             typer.echo(f"{dataset_name} is left out: {why}", err=True)
-    outcomes = _perform(experiment, rows, runs, out, Engine(engine, workers, threads, address, gpus, retries), log)
+    outcomes = _perform(experiment, rows, runs, out, engine_there, log)
     paths = rebuild(out / experiment.name)
     if keep_in is not None:
         keep(experiment, outcomes, paths, keep_in / experiment.name)

@@ -24,12 +24,9 @@ from nocl.cli.options import (
 )
 from nocl.cli.show import session_table, shown_progress
 from nocl.experiments import report as reports
-from nocl.experiments.job import Job, over, parse_settings, read_preset
+from nocl.experiments.job import Job, method_of, over, parse_settings, read_preset
 from nocl.experiments.paper.reproduce import PLAN, rebuild
-from nocl.learner import Learner
-from nocl.methods import METHODS
 from nocl.plumbing.parameters import check_values
-from nocl.plumbing.registry import by_name
 from nocl.plumbing.types import JSON
 from nocl.pretrain.devices import Compute, computing
 from nocl.results import RunResult
@@ -141,10 +138,7 @@ def check(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the traceback of each failure.")] = False,
 ) -> None:
     """Check that a method keeps the contract; lists every check, and the reason if it fails."""
-    cls: object = by_name(method, METHODS, "method")
-    if not (isinstance(cls, type) and issubclass(cls, Learner)):
-        raise TypeError(f"{method} is not a method: it must be a class derived from nocl.Learner")
-    params = parse_settings(settings or [])
+    cls, params = method_of(method), parse_settings(settings or [])
     check_values(cls, params)
     failed = []
     for name, error in each_check(cls, params):

@@ -14,7 +14,7 @@ from nocl.data.images import Dataset, ImageSet, MissingDataError
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
 
-__all__ = ["DATASETS", "Dataset", "ImageSet", "MissingDataError", "about", "default_root", "load"]
+__all__ = ["DATASETS", "Dataset", "ImageSet", "MissingDataError", "about", "default_root", "load", "loader_of"]
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,30 @@ def load(name: str, *, root: Path | None = None, **options: JSON) -> Dataset:
 
     A user's own is ``module:function``, where the function returns a :class:`Dataset`.
     """
-    loader = by_name(name, DATASETS, "data set")
+    loader = loader_of(name)
     parameters = inspect.signature(loader.function if isinstance(loader, _Lazy) else loader).parameters
     valid = [option for option in parameters if option != "root"]
     for option in options:
         if option not in valid:
             raise UnknownNameError(unknown(option, valid, f"option of data set {name}"))
-    if "root" in parameters:
-        return loader(root=default_root() if root is None else Path(root), **options)
-    return loader(**options)
+    place = {"root": default_root() if root is None else Path(root)} if "root" in parameters else {}
+    found: object = loader(**place, **options)
+    if not isinstance(found, Dataset):
+        raise TypeError(f"{name} is not a data set: its function must return a nocl.data.Dataset, not {found!r:.80}")
+    return found
+
+
+def loader_of(name: str) -> Callable[..., Dataset]:
+    """The function that loads the data set of that name."""
+    loader = by_name(name, DATASETS, "data set")
+    if not callable(loader):
+        raise TypeError(f"{name} is not a data set: it must be a function that returns a nocl.data.Dataset")
+    return loader
 
 
 def about(name: str) -> str:
     """The first line of the docstring of a data set's module."""
-    loader = by_name(name, DATASETS, "data set")
+    loader = loader_of(name)
     owner = importlib.import_module(f"nocl.data.{loader.name}") if isinstance(loader, _Lazy) else loader
     return (inspect.getdoc(owner) or name).splitlines()[0].rstrip(".").replace("``", "")
 

@@ -84,7 +84,14 @@ class Job:
             parse_plan(self.arrivals)
         if self.test_every < 0:
             raise ValueError(f"test_every must be 0 or more images, not {self.test_every}")
-        check_values(by_name(self.method, METHODS, "method"), {**self._preset(), **self.params})
+        check_values(method := method_of(self.method), {**self._preset(), **self.params})
+        if isinstance(recipe := self.chosen().get("recipe"), dict):
+            method.base_recipe.with_changes(recipe)
+        for name in ("batch_size", "base_batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if isinstance(seed := self.chosen().get("seed", self.seed), int) and not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seed must be from -2**63 to below 2**63, not {seed}")  # PyTorch's seeds
         if self.arrivals and self.copy_partition:
             raise ValueError(f"arrivals={self.arrivals!r}: only a stream by partition can be copied for tuning")
         if self.network_from is not None and self.chosen().get("weights"):
@@ -305,10 +312,20 @@ class Job:
     def _preset(self) -> dict[str, JSON]:
         if self.preset is None:
             return {}
-        presets = by_name(self.method, METHODS, "method").presets
+        presets = method_of(self.method).presets
+        if not presets:
+            raise UnknownNameError(f"{self.method} has no presets: leave preset {self.preset!r} out")
         if self.preset not in presets:
             raise UnknownNameError(unknown(self.preset, presets, f"preset of {self.method}"))
         return presets[self.preset]
+
+
+def method_of(name: str) -> type[Learner]:
+    """The class of a method, by its name or as ``module:Class``."""
+    found = by_name(name, METHODS, "method")
+    if not (isinstance(found, type) and issubclass(found, Learner)):
+        raise TypeError(f"{name} is not a method: it must be a class derived from nocl.Learner")
+    return found
 
 
 def takes_features(learner: Learner) -> TypeGuard[FrozenLearner]:

@@ -6,6 +6,7 @@ defaults. The study is in a folder, continues there after an interruption, and e
 --preset``.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,15 +15,17 @@ from typing import Any
 
 from nocl.data import Dataset
 from nocl.experiments.base_copy import PARTITION
-from nocl.experiments.job import PRESET, Job, over, parse_settings
+from nocl.experiments.job import PRESET, Job, method_of, over, parse_settings
 from nocl.learner import Learner
-from nocl.methods import METHODS
 from nocl.plumbing.files import digest, write_json
-from nocl.plumbing.registry import UnknownNameError, by_name, unknown
+from nocl.plumbing.parameters import parameters_of
+from nocl.plumbing.registry import UnknownNameError, unknown
 from nocl.plumbing.types import JSON
+from nocl.pretrain import Recipe
 from nocl.results import RunResult
 
 METRICS = ("acc", "hm", "average")
+_SYNTAX = "write name=low:high, name=low:high:log, name=low:high:int or name=a,b,c"
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,20 @@ class Space:
         name, _, rest = text.partition("=")
         number = r"[-+.\deE]+"
         if found := re.fullmatch(rf"({number}):({number})(:log|:int)?", rest):
-            low, high = float(found[1]), float(found[2])
+            low, high = _number(found[1], text), _number(found[2], text)
+            if found[3] == ":int" and not (low.is_integer() and high.is_integer()):
+                raise ValueError(f"space {text!r}: with int, both ends must be whole numbers")
             if not low < high or (found[3] == ":log" and low <= 0):
                 raise ValueError(f"space {text!r}: the first must be below the second, and above 0 with log")
             return cls(name, low, high, found[3] == ":log", found[3] == ":int")
         if not name or not rest or ":" in rest:
-            raise ValueError(f"space {text!r}: write name=low:high, name=low:high:log, name=low:high:int or name=a,b,c")
+            raise ValueError(f"space {text!r}: {_SYNTAX}")
         return cls(name, choices=tuple(parse_settings([f"x={part}"])["x"] for part in rest.split(",")))
+
+    @property
+    def ends(self) -> tuple[JSON, ...]:
+        """The choices, or the lowest and the highest value."""
+        return self.choices or ((int(self.low), int(self.high)) if self.whole else (self.low, self.high))
 
     def suggest(self, trial: Any) -> JSON:
         """A value for an Optuna trial."""
@@ -89,16 +99,34 @@ class Tuning:
 
 def spaces_of(method: str, texts: Sequence[str] = ()) -> list[Space]:
     """The given spaces, or those that the method declares."""
-    own = vars(by_name(method, METHODS, "method")).get("search_space", ())  # a subclass may lack the parameters
+    own = vars(method_of(method)).get("search_space", ())  # a subclass may lack the parameters
     if not texts and not own:
         raise ValueError(f"{method} declares no search space; give one or more with --space name=low:high")
     return [Space.parse(text) for text in texts or own]
+
+
+def check_spaces(job: Job, spaces: Sequence[Space]) -> None:
+    """Refuse a space of a parameter that the method does not have, and one whose ends or choices it does not take."""
+    declared = dict(parameters_of(method_of(job.method)))
+    declared |= {f"recipe.{name}": parameter for name, parameter in parameters_of(Recipe).items()}
+    last = {space.name: space.ends[-1] for space in spaces}
+    if len(last) < len(spaces):
+        raise ValueError(f"spaces {', '.join(space.name for space in spaces)}: give each parameter one space")
+    for space in spaces:
+        if space.name not in declared:
+            raise UnknownNameError(unknown(space.name, declared, f"parameter of {job.method}"))
+        if declared[space.name].whole and not (space.whole or space.choices):
+            whole = f"{space.name}={space.low:g}:{space.high:g}:int"
+            raise ValueError(f"{space.name} takes whole numbers alone: write the space as {whole}")
+        for value in space.ends:
+            replace(job, params=over(job.params, _nested(last | {space.name: value})))  # checks all values
 
 
 def tune(job: Job, spaces: Sequence[Space], folder: Path, tuning: Tuning = Tuning()) -> Path:  # noqa: B008
     """Run the trials that are missing in ``folder`` and write ``preset.json`` there; returns its path."""
     optuna = _optuna()
     trial_job = replace(job, copy_partition=tuning.partition, copy_holdout=tuning.holdout)
+    check_spaces(trial_job, spaces)
     stream = trial_job.stream()
     about = _about(job, spaces, tuning, stream.data)
     study = _study(optuna, folder, about)
@@ -112,11 +140,21 @@ def tune(job: Job, spaces: Sequence[Space], folder: Path, tuning: Tuning = Tunin
 
     states = optuna.trial.TrialState
     while _count(study, states.COMPLETE) < tuning.trials:
-        study.sampler = optuna.samplers.TPESampler(seed=job.seed + len(study.trials))  # also if interrupted
+        study.sampler = optuna.samplers.TPESampler(seed=(job.seed + len(study.trials)) % 2**32)  # also if interrupted
         study.optimize(value, n_trials=1, catch=(ArithmeticError, ValueError, RuntimeError))
         if (failed := _count(study, states.FAIL)) >= 2 * tuning.trials:
             raise RuntimeError(f"{failed} trials failed: narrow the space; the reasons are in the messages above")
     return _write_preset(job, study, folder, about)
+
+
+def _number(text: str, space: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"space {space!r}: {text!r} is not a number; {_SYNTAX}")
+    return number
 
 
 def _nested(settings: dict[str, JSON]) -> dict[str, JSON]:

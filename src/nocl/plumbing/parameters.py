@@ -8,13 +8,14 @@ A constructor declares its own parameters and passes the others to its base clas
     def __init__(self, *, power: Annotated[float, Range(0, 2)] = 0.5, **common: Unpack[Common]) -> None:
         super().__init__(**common)
 
-:func:`parameters_of` collects them along the class hierarchy. A ``Range`` in the annotation, and the values of a
-``Literal``, are limits; :func:`check_values` refuses a value outside them. A parameter without either has no limits.
+:func:`parameters_of` collects them along the class hierarchy. A ``Range`` in the annotation, the values of a
+``Literal``, and plain types such as ``int`` or ``str`` are limits; :func:`check_values` refuses a value outside them.
+Other annotations have no limits. A bool is not a number.
 """
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -54,6 +55,10 @@ Natural = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
+_WORDS: dict[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text",
+    Mapping: "a dictionary", Sequence: "a list of whole numbers",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class Parameter:
     range: Range | None = None
     whole: bool = False  # an integer
     optional: bool = False  # None is allowed
+    kinds: tuple[Any, ...] = ()  # keys of _WORDS, without range and choices; empty: any value
+    named: tuple[Any, ...] = ()  # values allowed beside those kinds
 
     @property
     def limits(self) -> str:
@@ -74,6 +81,8 @@ class Parameter:
             words = f"one of {', '.join(map(str, self.choices))}"
         elif self.range is not None:
             words = f"a whole number, {self.range}" if self.whole else str(self.range)
+        elif self.kinds:
+            words = " or ".join([*(_WORDS[kind] for kind in self.kinds), *map(str, self.named)])
         else:
             return ""
         return f"{words}, or None" if self.optional else words
@@ -83,9 +92,10 @@ class Parameter:
         if not self.limits or (value is None and self.optional):
             return True
         if self.choices:
-            return any(value == choice and type(value) is type(choice) for choice in self.choices)
-        kind = Integral if self.whole else Real
-        return self.range is None or (isinstance(value, kind) and float(value) in self.range)
+            return _is_among(value, self.choices)
+        if self.range is not None:
+            return _is(int if self.whole else float, value) and float(value) in self.range  # type: ignore[arg-type]
+        return _is_among(value, self.named) or any(_is(kind, value) for kind in self.kinds)
 
 
 def parameters_of(cls: type) -> dict[str, Parameter]:
@@ -144,9 +154,39 @@ def _parameter(name: str, default: Any, hint: Any) -> Parameter:
     parts = list(_parts(hint))
     ranges = [part for part in parts if isinstance(part, Range)]
     literal = [part for part in parts if get_origin(part) is Literal]
-    closed = len(literal) + (NoneType in parts) == len(parts)  # nothing but the values named is allowed
-    choices = tuple(value for part in literal for value in get_args(part)) if closed else ()
-    return Parameter(name, default, choices, ranges[0] if ranges else None, int in parts, NoneType in parts)
+    values = tuple(value for part in literal for value in get_args(part))
+    kinds = tuple(_kind(part) for part in parts if part not in literal and part is not NoneType)
+    optional, whole = NoneType in parts or default is None, int in parts and float not in parts
+    if ranges or None in kinds:
+        return Parameter(name, default, (), ranges[0] if ranges else None, whole, optional)
+    if not kinds:  # nothing but the values named is allowed
+        return Parameter(name, default, values, None, whole, optional)
+    return Parameter(name, default, (), None, whole, optional, kinds, values)
+
+
+def _kind(hint: Any) -> Any:
+    """The key of _WORDS for a type hint; None if there is none."""
+    origin = get_origin(hint)
+    if origin in (Sequence, list, tuple):
+        return Sequence if all(item in (int, ...) for item in get_args(hint)) else None
+    if origin in (Mapping, dict):
+        return Mapping
+    return hint if hint in (bool, int, float, str) else None
+
+
+def _is(kind: Any, value: object) -> bool:
+    """True if the value is of a kind in _WORDS; numpy's numbers are numbers."""
+    if kind is bool:
+        return isinstance(value, bool | np.bool_)
+    if kind is Sequence:
+        rows = value.tolist() if isinstance(value, np.ndarray) else value
+        return isinstance(rows, Sequence) and not isinstance(rows, str) and all(_is(int, row) for row in rows)
+    numbers: dict[Any, Any] = {int: Integral, float: Real}
+    return isinstance(value, numbers.get(kind, kind)) and not isinstance(value, bool)
+
+
+def _is_among(value: object, choices: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def _parts(hint: Any) -> Iterator[Any]:

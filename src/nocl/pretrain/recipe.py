@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
+from nocl.plumbing.parameters import check_values
 from nocl.plumbing.registry import UnknownNameError, by_name, unknown
 from nocl.plumbing.types import JSON
 from nocl.pretrain.augment import Augment
@@ -50,6 +51,7 @@ class Recipe:
     options: Mapping[str, JSON] = field(default_factory=dict)  # settings of a custom objective
 
     def __post_init__(self) -> None:
+        check_values(Recipe, {each.name: getattr(self, each.name) for each in fields(self)})
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices and not (name == "schedule" and self.schedule.startswith(_STEPS)):
                 raise UnknownNameError(unknown(str(getattr(self, name)), choices, name))
