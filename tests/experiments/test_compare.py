@@ -220,7 +220,7 @@ def test_command_compares_and_refuses(checkpoint: Path, tmp_path: Path) -> None:
     tested = CliRunner().invoke(app, [*base, "--partition", PARTITION, "--orders", "2", "--paired"])
     assert tested.stderr.count(": found") == 4
     assert f"{PARTITION} ncm - slda@covariance=fixed: " in tested.stdout
-    assert "points over 2 class orders, p = " in tested.stdout
+    assert "points over 2 class orders; the order does not change it, so they are one observation" in tested.stdout
     refused = CliRunner().invoke(app, [*base, "--partition", "40+20x3"])
     assert isinstance(refused.exception, WrongBaseError)
 

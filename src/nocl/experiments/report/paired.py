@@ -17,7 +17,7 @@ class Paired:
 
     orders: int
     mean: float
-    half: float | None
+    half: float | None  # None like p
     p: float | None  # Student's t for pairs; None for fewer than two orders, or if the order changes nothing
     p_wilcoxon: float | None
 
@@ -49,7 +49,8 @@ def paired(
         raise ValueError("no class order was run with both methods; run them with the same seeds or orders")
     differences = [first[order] - second[order] for order in orders]
     found = estimate(differences)
-    return Paired(len(orders), found.mean, found.half, _p(differences), _p_wilcoxon(differences))
+    half = None if _all_alike(differences) else found.half
+    return Paired(len(orders), found.mean, half, _p(differences), _p_wilcoxon(differences))
 
 
 def _by_order(results: Sequence[RunResult], read: Callable[[RunResult], float | None]) -> dict[str, float]:
