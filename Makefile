@@ -47,7 +47,7 @@ chromium:
 # The last line says what both runs of pytest left out, and how to have it.
 test: check chromium
 	@rm -f $(LEFT_OUT)
-	NOCL_LEFT_OUT=$(LEFT_OUT) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	NOCL_LEFT_OUT=$(LEFT_OUT) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 	NOCL_LEFT_OUT=$(LEFT_OUT) OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/experiments/test_ray.py tests/app/test_sharded_ray.py
 
 format: $(DONE)
