@@ -161,7 +161,8 @@ class Classifier(Sharing):
         if not len(x):
             raise ValueError("no images were given: give at least one picture, or leave the call out")
         learner = self._ready()
-        if isinstance(learner, FrozenLearner):  # what takes long, and may be interrupted, comes before any learning
+        if isinstance(learner, FrozenLearner) and type(learner).observe is FrozenLearner.observe:
+            # what takes long, and may be interrupted, comes before any learning
             z = torch.cat([learner.features(rows) for rows in x.split(AT_ONCE)])
             self._learn_rows(z, y, learner.learn)
         else:
