@@ -25,7 +25,7 @@ from nocl.streams import class_incremental
 from tune_rda import train
 
 BACKBONE = "reduced_resnet18"
-RATES = (0.02, 0.05, 0.1)
+RATES = (0.01, 0.02, 0.05)
 AUGMENTS = ("none", "crop_flip")
 FIXED: dict[str, JSON] = {**DSR.base_recipe.to_json(), "schedule": "onecycle", "weight_decay": 5e-4, "normalize": True}
 
