@@ -307,6 +307,10 @@ class RDA(FrozenLearner):
         """Mean over classes of the squared length of their posterior means, where the shared covariance is I."""
         return float(self._current().means.mean[self.stats.count > 0].square().sum(1).mean())
 
+    def unknown(self) -> float:
+        """r, the share of the shared covariance that is not known yet: 1 at first, 0 with many images."""
+        return float(self._shared().unknown)
+
     def _current(self) -> Rule:
         state = (
             self.stats.mean, self.stats.count, self.stats.scatter, self.shapes.row, self.shapes.triangle,
