@@ -294,20 +294,20 @@ def test_bad_features_are_refused_before_anything_changes() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.state_dict().items())
 
 
-def test_temperature_follows_the_distances_between_classes_and_merges_exactly() -> None:
+def test_temperature_follows_what_is_known_of_the_shared_covariance_and_merges_exactly() -> None:
     z, y = gaussians([10] * 4)
     learner = taught(rda(), z, y)
-    length = float(learner._derive().means.mean.square().sum(1).mean())
-    assert learner.squared_length_of_means() == pytest.approx(length)
-    assert learner.softmax_temperature() == pytest.approx(110.4 * length**0.8056 * D**-0.6885)
+    unknown = 1 / (1 + (36 / D) ** 1.5)  # 40 images of 4 classes
+    assert learner.unknown() == pytest.approx(unknown)
+    line = method._TEMPERATURE * D**method._BY_DIM
+    assert learner.softmax_temperature() == pytest.approx(line * math.exp(method._BY_UNKNOWN * unknown))
     assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)
-    assert left.softmax_temperature() == pytest.approx(learner.softmax_temperature(), rel=1e-6)
+    assert left.softmax_temperature() == learner.softmax_temperature()
     assert rda().softmax_temperature() == 1
     once = taught(rda(), *gaussians([1] * 4))
-    expected = 1.647 * 110.4 * once.squared_length_of_means() ** 0.8056 * D**-0.6885
-    assert once.softmax_temperature() == pytest.approx(expected)  # every class has one image
+    assert once.softmax_temperature() == pytest.approx(line * math.exp(method._BY_UNKNOWN))  # nothing is known
 
 
 def test_flip_adds_the_mirror_images_scores() -> None:
@@ -382,8 +382,8 @@ def test_vectors_that_may_be_negative_have_no_strength() -> None:
 def test_the_defaults_are_what_the_benchmarks_found() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results"
     line = json.loads((results / "temperature.json").read_text())["line"]
-    found = (method._TEMPERATURE, method._BY_LENGTH, method._BY_DIM, method._SINGLE)
-    assert found == pytest.approx((line["scale"], line["a"], line["b"], line["single"]), rel=1e-3)
+    found = (method._TEMPERATURE, method._BY_UNKNOWN, method._BY_DIM)
+    assert found == pytest.approx((line["scale"], line["a"], line["b"]), rel=1e-3)
     best = json.loads((results / "tune_rda.json").read_text())["best"]
     few = json.loads((results / "few_classes.json").read_text())
     chosen = dict(zip(few["halves"], few["mean"]))[shared._HALF_KNOWN]

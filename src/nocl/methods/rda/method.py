@@ -90,8 +90,7 @@ _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
-_TEMPERATURE, _BY_LENGTH, _BY_DIM = 110.4, 0.8056, -0.6885  # a line through 48 models, see benchmarks/temperature.py
-_SINGLE = 1.647  # times that while every class has one image
+_TEMPERATURE, _BY_UNKNOWN, _BY_DIM = 3.161, 1.8826, 0.1416  # a line through 200 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
@@ -296,16 +295,11 @@ class RDA(FrozenLearner):
         return scores.masked_fill(self.stats.count == 0, float("-inf"))
 
     def softmax_temperature(self) -> float:
-        """From the distances between the classes; see "Probabilities" on the method's page."""
+        """From how much is known of the shared covariance; see "Probabilities" on the method's page."""
         if not len(self.stats) or self.storage == "mean":
             return 1.0
-        line = _TEMPERATURE * math.pow(self.squared_length_of_means(), _BY_LENGTH) * math.pow(self.feature_dim, _BY_DIM)
-        single = _SINGLE if int((self.stats.count >= 2).sum()) < 2 else 1.0
-        return (1 + self.flip) * single * max(_TINY, line)
-
-    def squared_length_of_means(self) -> float:
-        """Mean over classes of the squared length of their posterior means, where the shared covariance is I."""
-        return float(self._current().means.mean[self.stats.count > 0].square().sum(1).mean())
+        line = _TEMPERATURE * math.exp(_BY_UNKNOWN * self.unknown()) * math.pow(self.feature_dim, _BY_DIM)
+        return (1 + self.flip) * line
 
     def unknown(self) -> float:
         """r, the share of the shared covariance that is not known yet: 1 at first, 0 with many images."""
