@@ -7,11 +7,11 @@ A model that was only taught has no held-out images to fit a temperature on. Her
 of order 0, seen by kept networks of other base classes and by EfficientNet-Lite0 (all its usual depths, and its last
 stage alone), and the embedded glyphs, which are like nothing that these networks have seen. For each model the
 temperature that makes other images of these classes likeliest is found, and a line through all of them in two numbers
-that a model knows of itself: T = scale d^b exp(a r), with d the length of the feature and r what is unknown of the
-shared covariance. Two kinds of models are left out of the line, though not of the gaps: those of two classes, because
-where every image is right any small T is as likely, and those right less than twice as often as chance, where any large
-T is. Writes temperature.json with the line, and for every model its accuracy and its mean confidence under the
-line of all and under the line of the other networks (of the photographs, for glyphs).
+that a model knows of itself: T = scale m2^b exp(a r), with m2 the mean squared length of the classes' posterior means
+and r what is unknown of the shared covariance. Two kinds of models are left out of the line, though not of the gaps:
+those of two classes, because where every image is right any small T is as likely, and those right less than twice as
+often as chance, where any large T is. Writes temperature.json with the line, and for every model its accuracy and its
+mean confidence under the line of all and under the line of the other networks (of the photographs, for glyphs).
 """
 
 import itertools
@@ -64,7 +64,8 @@ def teach(z: Tensor, n_classes: int, images: int, draw: int) -> Taught:
     asked = labels.repeat_interleave(shown.shape[1])
     scores = learner.score(shown.flatten(0, 1)).double()
     about: dict[str, JSON] = {
-        "classes": len(chosen), "images": images, "d": z.shape[2], "unknown": learner.unknown(),
+        "classes": len(chosen), "images": images, "d": z.shape[2],
+        "m2": learner.squared_length_of_means(), "unknown": learner.unknown(),
         "temperature": fit_temperature(scores, asked), "accuracy": float((scores.argmax(1) == asked).double().mean()),
     }  # fmt: skip
     return about, scores, asked
@@ -94,7 +95,7 @@ def numbers(models: Sequence[Taught], name: str) -> np.ndarray:
 def fit(models: Sequence[Taught]) -> tuple[float, float, float]:
     """scale, a and b by least squares in logarithms."""
     models = [model for model in models if _tells(model[0])]
-    sides = np.column_stack([np.ones(len(models)), numbers(models, "unknown"), np.log(numbers(models, "d"))])
+    sides = np.column_stack([np.ones(len(models)), numbers(models, "unknown"), np.log(numbers(models, "m2"))])
     scale, a, b = np.linalg.lstsq(sides, np.log(numbers(models, "temperature")), rcond=None)[0]
     return float(np.exp(scale)), float(a), float(b)
 
@@ -108,7 +109,7 @@ def _tells(about: dict[str, JSON]) -> bool:
 def confidences(models: Sequence[Taught], line: tuple[float, float, float]) -> list[float]:
     """The mean of the largest probability of each model under this line."""
     scale, a, b = line
-    temperatures = scale * np.exp(a * numbers(models, "unknown")) * numbers(models, "d") ** b
+    temperatures = scale * np.exp(a * numbers(models, "unknown")) * numbers(models, "m2") ** b
     return [float(torch.softmax(s / t, 1).amax(1).mean()) for (_, s, _), t in zip(models, temperatures)]
 
 

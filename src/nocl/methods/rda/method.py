@@ -301,6 +301,10 @@ class RDA(FrozenLearner):
         line = _TEMPERATURE * math.exp(_BY_UNKNOWN * self.unknown()) * math.pow(self.feature_dim, _BY_DIM)
         return (1 + self.flip) * line
 
+    def squared_length_of_means(self) -> float:
+        """Mean over classes of the squared length of their posterior means, where the shared covariance is I."""
+        return float(self._current().means.mean[self.stats.count > 0].square().sum(1).mean())
+
     def unknown(self) -> float:
         """r, the share of the shared covariance that is not known yet: 1 at first, 0 with many images."""
         return float(self._shared().unknown)
