@@ -294,20 +294,21 @@ def test_bad_features_are_refused_before_anything_changes() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.state_dict().items())
 
 
-def test_temperature_follows_what_is_known_of_the_shared_covariance_and_merges_exactly() -> None:
+def test_temperature_follows_what_is_known_and_how_far_classes_lie_apart_and_merges_exactly() -> None:
     z, y = gaussians([10] * 4)
     learner = taught(rda(), z, y)
     unknown = 1 / (1 + (36 / D) ** 1.5)  # 40 images of 4 classes
+    length = float(learner._derive().means.mean.square().sum(1).mean())
     assert learner.unknown() == pytest.approx(unknown)
-    line = method._TEMPERATURE * D**method._BY_DIM
-    assert learner.softmax_temperature() == pytest.approx(line * math.exp(method._BY_UNKNOWN * unknown))
-    assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * learner.softmax_temperature())
+    assert learner.squared_length_of_means() == pytest.approx(length)
+    line = method._TEMPERATURE * length**method._BY_LENGTH * math.exp(method._BY_UNKNOWN * unknown)
+    assert learner.softmax_temperature() == pytest.approx(line)
+    assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * line)
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
     left.merge(right)
-    assert left.softmax_temperature() == learner.softmax_temperature()
+    assert left.softmax_temperature() == pytest.approx(line, rel=1e-6)
     assert rda().softmax_temperature() == 1
-    once = taught(rda(), *gaussians([1] * 4))
-    assert once.softmax_temperature() == pytest.approx(line * math.exp(method._BY_UNKNOWN))  # nothing is known
+    assert taught(rda(), *gaussians([1] * 4)).unknown() == 1  # no class has shown how its images vary
 
 
 def test_flip_adds_the_mirror_images_scores() -> None:
@@ -382,7 +383,7 @@ def test_vectors_that_may_be_negative_have_no_strength() -> None:
 def test_the_defaults_are_what_the_benchmarks_found() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results"
     line = json.loads((results / "temperature.json").read_text())["line"]
-    found = (method._TEMPERATURE, method._BY_UNKNOWN, method._BY_DIM)
+    found = (method._TEMPERATURE, method._BY_UNKNOWN, method._BY_LENGTH)
     assert found == pytest.approx((line["scale"], line["a"], line["b"]), rel=1e-3)
     best = json.loads((results / "tune_rda.json").read_text())["best"]
     few = json.loads((results / "few_classes.json").read_text())

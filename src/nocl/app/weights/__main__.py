@@ -19,7 +19,11 @@ def pack(source: Path, target: Path, network: str = "reduced_resnet18") -> None:
     _, header = read_tensors(source)
     key = header.get("key")
     recipe = key.get("recipe") if isinstance(key, dict) else header.get("recipe")
-    about = {"kind": "nocl packaged network", "network": network, "classes": header.get("classes"), "recipe": recipe}
+    precision = key.get("precision", "32-true") if isinstance(key, dict) else None
+    about = {
+        "kind": "nocl packaged network", "network": network, "classes": header.get("classes"), "recipe": recipe,
+        "precision": precision,
+    }  # fmt: skip
     write_tensors(target, backbone.state_dict(), {**about, "made_of": source.name, "sha256": file_digest(source)})
 
 

@@ -90,7 +90,7 @@ _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
-_TEMPERATURE, _BY_UNKNOWN, _BY_DIM = 3.161, 1.8826, 0.1416  # a line through 200 models, see benchmarks/temperature.py
+_TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.345, 1.813, 0.2325  # a line through 360 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
@@ -295,11 +295,13 @@ class RDA(FrozenLearner):
         return scores.masked_fill(self.stats.count == 0, float("-inf"))
 
     def softmax_temperature(self) -> float:
-        """From how much is known of the shared covariance; see "Probabilities" on the method's page."""
+        """From what is known of the shared covariance and how far apart classes lie; see docs/methods/rda.md."""
         if not len(self.stats) or self.storage == "mean":
             return 1.0
-        line = _TEMPERATURE * math.exp(_BY_UNKNOWN * self.unknown()) * math.pow(self.feature_dim, _BY_DIM)
-        return (1 + self.flip) * line
+        line = (
+            _TEMPERATURE * math.exp(_BY_UNKNOWN * self.unknown()) * math.pow(self.squared_length_of_means(), _BY_LENGTH)
+        )
+        return (1 + self.flip) * max(_TINY, line)
 
     def squared_length_of_means(self) -> float:
         """Mean over classes of the squared length of their posterior means, where the shared covariance is I."""
