@@ -136,6 +136,14 @@ def test_networks_of_one_kind_are_averaged_over_class_orders() -> None:
     assert len(ran(lines(experiment, place(experiment, [*runs, other_order])))) == 2
 
 
+def test_networks_trained_for_much_longer_have_a_line_of_their_own() -> None:
+    experiment = find("main-60-4-10")
+    runs = [on_kept(0, 10, 0.5), on_kept(1, 14, 0.6), on_kept(1, 24, 0.7, "longer")]
+    short, long = ran(lines(experiment, place(experiment, runs)))
+    assert (short.ours["acc"].mean, long.ours["acc"].mean) == (pytest.approx(55), pytest.approx(70))
+    assert long.base == "ce, onecycle, one network a class order, 24 epochs"
+
+
 def replace_order(run: RunResult, order: int) -> RunResult:
     return RunResult.from_json({**run.to_json(), "stream": {**run.stream, "order_seed": order}})
 

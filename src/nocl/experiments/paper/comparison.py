@@ -139,7 +139,7 @@ def place(experiment: Experiment, results: Iterable[RunResult], *, loosely: bool
 
 def lines(experiment: Experiment, records: Sequence[Record], rows: Sequence[Row] | None = None) -> list[Line]:
     """The whole table: every row and data set of the paper, then those of the records that it does not have."""
-    groups: dict[tuple[str, str, int | None], dict[tuple[str, str], list[RunResult]]] = {}
+    groups: dict[tuple[str, str, int | None], dict[tuple[str, str, int], list[RunResult]]] = {}
     known = {row.label: row for row in (experiment.rows if rows is None else rows)}
     for row in known.values():
         for dataset in experiment.datasets:
@@ -151,7 +151,8 @@ def lines(experiment: Experiment, records: Sequence[Record], rows: Sequence[Row]
     for record in records:
         known.setdefault(record.row.label, record.row)
         bases = groups.setdefault((record.row.label, record.dataset, record.memory), {})
-        runs = bases.setdefault((base_text(record.result), setting_text(record.row, record.result)), [])
+        kind = (base_text(record.result), setting_text(record.row, record.result), _training_length(record.result))
+        runs = bases.setdefault(kind, [])
         if record.result not in runs:  # kept for two experiments, it is one run
             runs.append(record.result)
     has_memory = {(label, dataset) for label, dataset, memory in groups if memory is not None}
@@ -160,8 +161,8 @@ def lines(experiment: Experiment, records: Sequence[Record], rows: Sequence[Row]
     for (label, dataset, memory), bases in sorted(groups.items(), key=lambda item: order[item[0][0]]):
         if memory is None and not bases and (label, dataset) in has_memory:
             continue
-        for kind, runs in (bases or {("", ""): []}).items():
-            found.append(_line(experiment, known[label], (dataset, memory), kind, runs))
+        for (base, setting, _), runs in (bases or {("", "", 0): []}).items():
+            found.append(_line(experiment, known[label], (dataset, memory), (base, setting), runs))
     return found
 
 
@@ -200,6 +201,12 @@ def _kept_kind(result: RunResult) -> str | None:
     base = list(result.session_classes[0])
     own = class_order(sum(map(len, result.session_classes)), order)[: len(base)] == base
     return f"{trained.get('objective')}, {trained.get('schedule')}, one network a class order" if own else None
+
+
+def _training_length(result: RunResult) -> int:
+    """Equal for kept networks whose epochs have as many binary digits (8 to 15, 16 to 31): only those are averaged."""
+    epochs = (_trained(result) or {}).get("epochs")
+    return epochs.bit_length() if isinstance(epochs, int) and _kept_kind(result) else 0
 
 
 def _trained(result: RunResult) -> dict[str, JSON] | None:
