@@ -10,7 +10,7 @@ from nocl.checks import LEARNER_CHECKS
 from nocl.learner import UnsupportedError
 from nocl.methods.rda.method import RDA
 from nocl.methods.rda.rule import background
-from nocl.methods.rda.sketches import ClassSketches, rows_for
+from nocl.methods.rda.sketches import ClassSketches, filled, rows_for
 from nocl.plumbing.seeding import generator
 from nocl.stats.class_stats import ClassStats
 from tests.support.rda_cases import gaussians, rda, taught
@@ -106,12 +106,40 @@ def test_classes_of_many_images_are_not_narrower_than_those_of_few(monkeypatch: 
     assert before > 0.9
     assert after > before - 0.03
     assert new > 0.5
-    rule = learner._current()
-    assert rule.sketched is not None
-    kept = rule.sketched.of([0])[0]
-    rows = learner.sketches.factors(torch.tensor([0]))[0] @ rule.means.turn.T
-    width = (1 / kept.diagonal).mean() + rule.sketched.weight[0] * rows.square().sum() / dim
-    assert float(width) == pytest.approx(1 + float(rule.means.variance[0].mean()), abs=0.01)
+    turn = learner._current().means.turn
+    width = (turn @ learner.class_covariances(torch.tensor([0]))[0] @ turn.T).trace() / dim
+    assert float(width) == pytest.approx(1, abs=0.01)
+
+
+def test_a_class_of_few_images_has_the_whole_covariance_of_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", (9 + 4) * 4 * DIM)
+    z, y = gaussians([10, 200, 200], dim=DIM)
+    sketch, full = (taught(RDA(backbone=f"features:{DIM}", storage=s, ridge=0.0), z, y) for s in ("sketch", "full"))
+    columns = torch.tensor([sketch.classes_.tolist().index(label) for label in (0, 1)])
+    (few, many), (few_whole, many_whole) = (each.class_covariances(columns) for each in (sketch, full))
+    assert (few - few_whole).abs().max() < 1e-5 * few_whole.abs().max()
+    assert (many - many_whole).abs().max() > 1e-3 * many_whole.abs().max()
+
+
+def test_what_a_sketch_does_not_show_is_right_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes that differ from the shared covariance only in what the sketch shows have, on average, their own."""
+    dim, rows, n, draws = 12, 3, 9, 4000
+    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", (rows + 4) * 4 * dim)
+    sketches, draw = ClassSketches(dim, rows), generator(0, "unseen")
+    root = torch.randn(dim, dim, generator=draw, dtype=torch.float64) / 3
+    whole = root @ root.T + torch.eye(dim, dtype=torch.float64)
+    z = torch.randn(draws * n, dim, generator=draw, dtype=torch.float64) @ torch.linalg.cholesky(whole).T
+    stats, columns = ClassStats(dim, "none"), torch.arange(draws).repeat_interleave(n)
+    sketches.grow(draws)
+    stats.grow(draws)
+    sketches.update(z, columns, stats)
+    own = sketches.scatter(torch.arange(draws)) / (n - 1)
+    unseen, nothing = sketches.unseen(torch.full((draws,), n)), torch.zeros(draws, dtype=torch.float64)
+    assert unseen[0] == pytest.approx(1 - rows / (n - 1))
+    found = filled(whole, nothing, own, unseen, sketches.directions)
+    error = found.std(0) / draws**0.5
+    assert ((found.mean(0) - whole).abs() < 5 * error + 1e-9).all()
+    assert torch.linalg.eigvalsh(found).min() > -1e-6
 
 
 def test_order_batches_and_merging_do_not_matter() -> None:

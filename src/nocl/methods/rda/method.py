@@ -131,8 +131,9 @@ class RDA(FrozenLearner):
         ``backbone``, ``weights``, ``recipe``, ``image_size``, ``seed``: see :class:`~nocl.learner.Learner`.
     """
 
-    # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4; 4: round without the strength
-    scoring: ClassVar[int] = 5
+    # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4; 4: round without the strength;
+    # 5: sketches filled with a share of the shared covariance
+    scoring: ClassVar[int] = 6
     former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (3, (1.0, 1.2))}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
@@ -330,7 +331,9 @@ class RDA(FrozenLearner):
             return (shared + ridge).expand(len(columns), -1, -1)
         share, weight = (each[columns, None, None] for each in (self._shares(), self._weights()))
         if self.has_sketches:
-            return filled(shared + ridge, share[:, 0, 0], weight * self.sketches.scatter(columns))
+            unseen = self.sketches.unseen(self.stats.count[columns])
+            own = weight * self.sketches.scatter(columns)
+            return filled(shared + ridge, share[:, 0, 0], own, unseen, self.sketches.directions)
         return share * shared + weight * self.shapes.scatter(columns, self.stats.count) + ridge
 
     def _shares(self) -> Tensor:
@@ -382,5 +385,8 @@ class RDA(FrozenLearner):
         offset = density + (self.caution - 1) * guard
         sketched = None
         if self.has_sketches:
-            sketched = SketchedInverses(self.sketches, self._shares(), self._weights(), means.turn, means.variance)
+            sketched = SketchedInverses(
+                self.sketches, self._shares(), self._weights(), self.sketches.unseen(self.stats.count),
+                turn=means.turn, variance=means.variance, whole=self.shared_covariance(),
+            )  # fmt: skip
         return Rule(means, self.stats.count, offset, self.degrees, kind, self.class_covariances, low, sketched)

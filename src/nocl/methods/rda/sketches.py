@@ -9,12 +9,18 @@ Y_c is linear in S_c. So it adds up over images, batches and learners, whatever 
 which a truncated decomposition cannot. The approximation is exact for a class of up to s + 1 images, never larger than
 S_c, and holds most of its few large directions otherwise; those are what a class's own covariance is needed for.
 
-With it, Sigma_c = (l_c + h_c) (S + ridge) + (1 - l_c) F_c^T F_c / (n_c - 1). In the coordinates u of the rule, where
-S + ridge is I, the predictive covariance is a diagonal and s directions, P_c = diag(l_c + h_c + V_c) + A_c^T A_c, whose
-inverse is diag(1/t) - R_c^T diag(e) R_c by Woodbury's identity. h_c = (1 - l_c - tr(A_c^T A_c) / d)_+ stands for what
-the sketch does not show: without it, a class of many images would be narrower than one of few in nearly every direction
-and lose its images to it. Halko, Martinsson, Tropp (SIAM Review 2011), section 5; Tropp et al. (NeurIPS 2017) for
-streams. Legend: K classes, d feature values, C classes of one batch.
+A sketch shows how the s values Omega^T z of an image vary in a class, and what of z follows from them. It does not
+show how z varies where these values are fixed. That part is taken from the shared covariance T = S + ridge:
+
+    own_c = F_c^T F_c / (n_c - 1) + h_c (T - T Omega (Omega^T T Omega)^-1 Omega^T T),   h_c = (1 - s / (n_c - 1))_+
+    Sigma_c = l_c T + (1 - l_c) own_c
+
+h_c is what s fitted values leave of n_c - 1 degrees of freedom: with it own_c is S_c / (n_c - 1) on average wherever
+the unseen part is the shared one, and is S_c / (n_c - 1) itself for up to s + 1 images. (With h_c = 1 it would be the
+BFGS update of T to the seen values.) In the coordinates u of the rule, where T is I, P_c = diag(t) + A_c^T A_c -
+b_c Q Q^T, with t = l_c + b_c + V_c, b_c = (1 - l_c) h_c and Q an orthonormal basis of the seen directions; its inverse
+is diag(1/t) - R_c^T diag(e) R_c by Woodbury's identity. Halko, Martinsson, Tropp (SIAM Review 2011), section 5; Tropp
+et al. (NeurIPS 2017) for streams. Legend: K classes, d feature values, C classes of one batch.
 """
 
 from typing import NamedTuple
@@ -118,6 +124,11 @@ class ClassSketches(nn.Module):
             whole += rows.T @ rows
         return whole
 
+    def unseen(self, count: Tensor) -> Tensor:
+        """h [K], the share of what the sketch does not show that the shared covariance has to stand for."""
+        left: Tensor = (1 - self.rows / (count - 1).clamp_min(1).double()).clamp_min(0)
+        return left
+
     def _of_rows(self, rows: Tensor) -> Tensor:
         """The sketches of one row each, [C, s, d]."""
         return (rows @ self.directions)[:, :, None] * rows[:, None, :]
@@ -126,19 +137,24 @@ class ClassSketches(nn.Module):
         self.sketch.index_add_(0, classes, sketches.float())
 
 
-def filled(whole: Tensor, share: Tensor, own: Tensor) -> Tensor:
-    """Sigma_c [C, d, d] of sketched parts ``own`` [C, d, d], l_c ``share`` [C] and the shared one, ``whole`` [d, d]."""
-    seen = torch.linalg.solve(whole, own).diagonal(dim1=1, dim2=2).mean(1)
-    weight: Tensor = share + (1 - share - seen).clamp_min(0)
-    return weight[:, None, None] * whole + own
+def filled(whole: Tensor, share: Tensor, own: Tensor, unseen: Tensor, directions: Tensor) -> Tensor:
+    """Sigma_c [C, d, d] of the seen parts ``own`` [C, d, d], l_c ``share`` [C] and h_c ``unseen`` [C].
+
+    ``whole`` [d, d] is T, ``directions`` [d, s] Omega.
+    """
+    side = whole @ directions
+    rest = whole - side @ torch.linalg.solve(directions.T @ side, side.T)
+    beside = ((1 - share) * unseen)[:, None, None]
+    found: Tensor = share[:, None, None] * whole + beside * rest + own
+    return found
 
 
 class Inverse(NamedTuple):
     """diag(1/t) - R^T diag(e) R, the inverse of one class's P_c."""
 
     diagonal: Tensor  # float32 [d], 1/t
-    rows: Tensor  # float32 [s, d], R
-    energies: Tensor  # float32 [s], e
+    rows: Tensor  # float32 [2 s, d], R
+    energies: Tensor  # float32 [2 s], e
 
     def distances(self, away: Tensor) -> Tensor:
         """Squared distances [B] of offsets from the class's mean, float32 [B, d]."""
@@ -149,12 +165,24 @@ class Inverse(NamedTuple):
 class SketchedInverses:
     """The inverses of the classes' P_c, made when first asked for.
 
-    ``share`` is l [K], ``weight`` (1 - l) / (n - 1) [K], ``turn`` G [d, d], ``variance`` V [K, d].
+    ``share`` is l [K], ``weight`` (1 - l) / (n - 1) [K], ``turn`` G [d, d], ``variance`` V [K, d], ``whole`` T [d, d].
     """
 
-    def __init__(self, sketches: ClassSketches, share: Tensor, weight: Tensor, turn: Tensor, variance: Tensor) -> None:
+    def __init__(
+        self,
+        sketches: ClassSketches,
+        share: Tensor,
+        weight: Tensor,
+        unseen: Tensor,
+        *,
+        turn: Tensor,
+        variance: Tensor,
+        whole: Tensor,
+    ) -> None:
         self.sketches, self.share, self.weight = sketches, share, weight
-        self.turn, self.variance = turn, variance
+        self.turn, self.variance, self.beside = turn, variance, (1 - share) * unseen  # b
+        seen = turn @ (whole @ sketches.directions)  # what Omega is in the coordinates u
+        self.basis = torch.linalg.qr(seen).Q.T  # Q^T, float64 [s, d]
         self._made: dict[int, Inverse] = {}
 
     def of(self, columns: list[int]) -> list[Inverse]:
@@ -167,11 +195,13 @@ class SketchedInverses:
 
     def _invert(self, part: Tensor) -> list[Inverse]:
         turned = self.sketches.factors(part).float() @ self.turn.float().T  # float32: most of the work is here
-        sides = turned.double() * self.weight[part].sqrt()[:, None, None]  # A, [C, s, d]
-        unseen = (1 - self.share[part] - sides.square().sum((1, 2)) / sides.shape[2]).clamp_min(0)  # h
-        scale = (self.share[part] + unseen)[:, None] + self.variance[part]  # t, float64 [C, d]
+        own = turned.double() * self.weight[part].sqrt()[:, None, None]  # A, [C, s, d]
+        sides = torch.cat([own, self.beside[part].sqrt()[:, None, None] * self.basis], 1)  # [C, 2 s, d]
+        sign = torch.ones(sides.shape[1], dtype=own.dtype, device=own.device)
+        sign[own.shape[1] :] = -1  # what is taken off
+        scale = (self.share + self.beside)[part, None] + self.variance[part]  # t, float64 [C, d]
         scaled = sides / scale[:, None, :]
-        system = scaled @ sides.mT + torch.eye(sides.shape[1], dtype=scale.dtype, device=scale.device)
+        system = scaled @ sides.mT + torch.diag(sign)
         values, vectors = torch.linalg.eigh((system + system.mT) / 2)
         rows = (vectors.mT @ scaled).float()
         return [Inverse(*each) for each in zip((1 / scale).float(), rows, (1 / values).float())]
