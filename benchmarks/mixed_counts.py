@@ -12,8 +12,10 @@ d / n_c less the squared distance, with the same covariances. Writes mixed_count
 """
 
 import argparse
+import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ from nocl.learner import FrozenLearner
 from nocl.methods import make
 from nocl.methods.rda import RDA
 from nocl.plumbing.types import JSON
+from nocl.results import environment
 from nocl.stats import linalg
 from nocl.stats.class_stats import tukey
 
@@ -111,7 +114,9 @@ def measure(learner: FrozenLearner, pool: Pool, counts: list[int]) -> dict[str, 
     return {name: 100 * value for name, value in found.items()}
 
 
-def over_seeds(source: Callable[[str], tuple[FrozenLearner, Pool]], method: str, orders: list[list[int]]) -> JSON:
+def over_seeds(
+    source: Callable[[str], tuple[FrozenLearner, Pool]], method: str, orders: list[list[int]]
+) -> dict[str, JSON]:
     """Means and standard deviations over these counts."""
     found = [measure(*source(method), counts) for counts in orders]
     row: dict[str, JSON] = {"method": method}
@@ -140,11 +145,19 @@ def main() -> None:
     command = f"python benchmarks/mixed_counts.py{' --eyes' if args.eyes else ''}"
     path = args.out / f"mixed_counts{'_eyes' if args.eyes else ''}.json"
     orders = [counts_of(n_classes, seed) for seed in range(args.seeds)]
-    rows: list[JSON] = []
+    rows = rows_of(path)
     for method in args.methods or [each for each in METHODS if not args.eyes or each in CONTENDERS]:
-        rows.append(over_seeds(source, method, orders))
-        print(rows[-1], flush=True)
-        keep(path, command, bank, seeds=args.seeds, rows=rows, **about)
+        rows[method] = {**over_seeds(source, method, orders), "commit": environment()["commit"]}
+        print(rows[method], flush=True)
+        keep(path, command, bank, seeds=args.seeds, rows=[rows[each] for each in METHODS if each in rows], **about)
+
+
+def rows_of(path: Path) -> dict[str, dict[str, JSON]]:
+    """The rows of an earlier call by method, each with its commit; they stay unless measured again."""
+    if not path.exists():
+        return {}
+    known = json.loads(path.read_text())
+    return {row["method"]: {"commit": known["environment"]["commit"], **row} for row in known["rows"]}
 
 
 if __name__ == "__main__":

@@ -204,9 +204,9 @@ def _kept_kind(result: RunResult) -> str | None:
 
 
 def _training_length(result: RunResult) -> int:
-    """Equal for kept networks whose epochs have as many binary digits (8 to 15, 16 to 31): only those are averaged."""
+    """Epochs of a kept network, else 0: only networks trained for as long are averaged."""
     epochs = (_trained(result) or {}).get("epochs")
-    return epochs.bit_length() if isinstance(epochs, int) and _kept_kind(result) else 0
+    return epochs if isinstance(epochs, int) and _kept_kind(result) else 0
 
 
 def _trained(result: RunResult) -> dict[str, JSON] | None:
