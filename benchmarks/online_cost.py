@@ -6,7 +6,8 @@
 Each learner gets a short base session of images made of noise, then a session of novel classes in batches of ten, as in
 the protocol; only time is measured, never accuracy. Time is processor time of one thread, so that other programs on the
 machine do not count, and the bare forward pass is measured between the methods, on the same batches. ``end_session`` is
-part of the session and shown beside it. Writes online_cost.json and online_cost.svg.
+part of the session and shown beside it. ``--repeat`` rounds, every second of which goes through the methods backwards;
+medians. Writes online_cost.json and online_cost.svg.
 
 ``--engines`` measures rda alone, with the network run by PyTorch and by ONNX Runtime, over a bare forward pass in
 PyTorch: reduced ResNet-18 at 32 px and EfficientNet-Lite0 at 160 px, whichever comes first in turn. Writes
@@ -134,6 +135,7 @@ def main() -> None:
     exemplar_free = [name for name, cls in METHODS.items() if not cls.stores_exemplars]
     parser.add_argument("--methods", nargs="+", default=exemplar_free)
     parser.add_argument("--batches", type=int, default=30, help="of ten images each, in the session measured")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds through all methods")
     parser.add_argument("--engines", action="store_true", help="rda through each engine, and nothing else")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -143,13 +145,23 @@ def main() -> None:
         return
     base = batches(range(60), 3, 100, seed=0)
     session = batches(range(60, 64), args.batches, 10, seed=1)
-    rows = []
-    for method in args.methods:
-        rows.append(measure(method, session, base))
-        print(rows[-1], flush=True)
+    found: dict[str, list[dict[str, JSON]]] = {method: [] for method in args.methods}
+    for turn in range(args.repeat):
+        for method in args.methods[:: -1 if turn % 2 else 1]:
+            found[method].append(measure(method, session, base))
+            print(found[method][-1], flush=True)
+    rows = [middle(each) for each in found.values()]
     command = f"python benchmarks/online_cost.py --batches {args.batches} --methods {' '.join(args.methods)}"
-    keep(args.out / "online_cost.json", command, None, batches=args.batches, batch_size=10, rows=rows)
+    beside: dict[str, JSON] = {"batches": args.batches, "batch_size": 10, "repeat": args.repeat}
+    keep(args.out / "online_cost.json", command, None, **beside, load_average=os.getloadavg()[0], rows=[*rows])
     draw(rows, args.out / "online_cost.svg")
+
+
+def middle(rounds: Sequence[dict[str, JSON]]) -> dict[str, JSON]:
+    """One row of several: medians of the times, the rest as in the first."""
+    timed = {name for name in rounds[0] if name.endswith(("_ms", "_over_forward"))}
+    medians = {name: round(statistics.median(float(str(row[name])) for row in rounds), 3) for name in timed}
+    return {name: medians.get(name, value) for name, value in rounds[0].items()}
 
 
 if __name__ == "__main__":
