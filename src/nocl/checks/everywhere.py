@@ -12,6 +12,7 @@ import mmap
 import types
 import zlib
 from collections.abc import Iterator
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,23 @@ _FEWEST = 16  # numbers; less is no part of an image
 _SHORTEST = 256  # characters of a text
 _BUFFERS = (bytes, bytearray, memoryview, array.array, mmap.mmap)
 _SKIPPED = (types.FunctionType, types.FrameType, type, types.CodeType)  # what they hold is listed by itself
-_kinds: dict[type[Any], bool] = {}  # asked of millions of objects
+_LEAST: dict[type[Any], int] = {str: _SHORTEST, list: _FEWEST, tuple: _FEWEST, bytes: _FEWEST}
 Prints = dict[int, int]
+
+
+class _Derived(dict[type[Any], bool]):
+    """Which types derive from the given ones. It is asked of millions of objects, so it remembers."""
+
+    def __init__(self, *bases: type[Any]) -> None:
+        self.bases = bases
+
+    def __missing__(self, kind: type[Any]) -> bool:
+        self[kind] = issubclass(kind, self.bases)
+        return self[kind]
+
+
+_skipped = _Derived(*_SKIPPED)
+_holders = _Derived(*_BUFFERS, np.ndarray, str, list, tuple, io.BytesIO, Tensor)
 
 
 def prints() -> Prints:
@@ -50,23 +66,23 @@ def checksum(numbers: NDArray[Any]) -> int:
 def _all() -> list[tuple[object, NDArray[Any]]]:
     """Everything in memory that is made of numbers, each once."""
     gc.collect()
-    owners = [owner for owner in gc.get_objects() if not issubclass(type(owner), _SKIPPED)]
-    found: dict[int, Any] = {id(owner): owner for owner in owners if _holds_numbers(type(owner))}
+    owners = [owner for owner in gc.get_objects() if not _skipped[type(owner)]]
+    found = _long_enough(owners)
     for _ in range(4):  # the collector does not list dictionaries and tuples of plain values by themselves
         parts = gc.get_referents(*owners)
-        found |= {id(part): part for part in parts if _holds_numbers(type(part))}
-        unique = {id(part): part for part in parts if type(part) in (dict, tuple) and not gc.is_tracked(part)}
-        owners = list(unique.values())
+        found |= _long_enough(parts)
+        plain = compress(parts, map((dict, tuple).__contains__, map(type, parts)))
+        owners = list({id(part): part for part in plain if not gc.is_tracked(part)}.values())
         if not owners:
             break
     pairs = ((holder, _readable(holder)) for holder in found.values())
     return [(holder, numbers) for holder, numbers in pairs if numbers is not None and numbers.size >= _FEWEST]
 
 
-def _holds_numbers(kind: type[Any]) -> bool:
-    if kind not in _kinds:
-        _kinds[kind] = issubclass(kind, (*_BUFFERS, np.ndarray, str, list, tuple, io.BytesIO, Tensor))
-    return _kinds[kind]
+def _long_enough(objects: list[Any]) -> dict[int, Any]:
+    """Those that may hold numbers, by identity, without the short ones."""
+    holders = compress(objects, map(_holders.__getitem__, map(type, objects)))
+    return {id(item): item for item in holders if type(item) not in _LEAST or len(item) >= _LEAST[type(item)]}
 
 
 def _readable(value: Any) -> NDArray[Any] | None:

@@ -105,6 +105,8 @@ def _has(values: NDArray[np.float32], wanted: NDArray[np.float32], alike: float)
     for start in range(0, len(windows), _AT_ONCE):
         part = windows[start : start + _AT_ONCE]
         part = part - part.mean(1, keepdims=True)
+        if not part.any():  # all of one value, such as the empty rows of a table
+            continue
         part /= np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
         likeness = part @ wanted.T
         if likeness.max() > alike or likeness.min() < -alike:
