@@ -7,10 +7,14 @@ count over several runs of pytest (``make test`` has two): what a later run has 
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nocl.plumbing import workers
 
 pytest_plugins = ("tests.support.given_network",)  # fixtures: a network file and a run on its features
 MARKS = {
@@ -20,8 +24,28 @@ MARKS = {
 os.environ.setdefault(
     "NOCL_ENGINE", "torch"
 )  # exporting a network takes seconds; tests/nets/test_engine.py asks for it
+# Threads of a process that wait for each other must not keep a core busy that another process needs.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What the processes of the tests import. One fork server serves them all, whichever test starts it: without this, each
+# process imports torch or its parts again.
+PRELOADED = (
+    "nocl.checks", "nocl.app.sharded", "nocl.experiments.grid.local", "torch._dynamo", "kornia.augmentation",
+    "matplotlib.pyplot",
+)  # fmt: skip
 LeftOut = dict[str, str]  # a test's id and why it did not run
 KEY = pytest.StashKey[LeftOut]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_fork_server() -> Iterator[None]:
+    context = workers._context
+
+    def with_all(*preload: str) -> BaseContext:
+        return context(*preload, *PRELOADED)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "_context", with_all)
+        yield
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

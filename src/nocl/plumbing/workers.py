@@ -46,13 +46,15 @@ class Died(NamedTuple):
 
 
 def in_processes(
-    pieces: Sequence[Any], prepare: Prepare, settings: Any, *, workers: int, tries: int = TRIES, alone: bool = False
-) -> Iterator[Message]:
+    pieces: Sequence[Any], prepare: Prepare, settings: Any, *, workers: int, tries: int = TRIES, alone: bool = False,
+    imports: Sequence[str] = (),
+) -> Iterator[Message]:  # fmt: skip
     """Do all pieces with so many processes and yield their messages. Closing the iterator ends the processes.
 
-    With ``alone``, each piece has a new process, and a piece that is lost has the answer :class:`Died`.
+    With ``alone``, each piece has a new process, and a piece that is lost has the answer :class:`Died`. ``imports`` are
+    modules that the work imports late: the fork server imports them once for all processes.
     """
-    context = _context(prepare.__module__)
+    context = _context(prepare.__module__, *imports)
     waiting, lost = deque(range(len(pieces))), Counter[int]()
     running: dict[Connection, tuple[int, BaseProcess]] = {}
     try:
@@ -169,12 +171,12 @@ def _death(number: int, process: BaseProcess, times: int) -> str:
     return f"the process of part {number + 1} died {times} times ({why}); {remedy}"
 
 
-def _context(preload: str) -> BaseContext:
+def _context(*preload: str) -> BaseContext:
     """A fork server that has imported ``preload`` and started no thread; spawn where fork servers do not exist."""
     if "forkserver" not in mp.get_all_start_methods():
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload([preload])
+    context.set_forkserver_preload(list(preload))
     return context
 
 

@@ -11,10 +11,13 @@ from contextlib import closing
 from nocl.experiments.grid.work import Event, Say, Task, perform
 from nocl.plumbing.workers import Died, Work, in_processes
 
+LATE = ("torch._dynamo",)  # torch imports it at the first step of an optimiser: a second or two for each run
+
 
 def run_locally(tasks: Sequence[Task], say: Say, workers: int) -> None:
     """Do the tasks, ``workers`` at a time. When this process is interrupted, it ends them first."""
-    with closing(in_processes(tasks, prepare, None, workers=workers, alone=True)) as messages:  # type: ignore[type-var]
+    said = in_processes(tasks, prepare, None, workers=workers, alone=True, imports=LATE)
+    with closing(said) as messages:  # type: ignore[type-var]
         for number, value, _ in messages:
             say(Event(tasks[number].number, "failed", value.reason) if isinstance(value, Died) else value)
 
