@@ -209,7 +209,7 @@ def test_command_compares_and_refuses(checkpoint: Path, tmp_path: Path) -> None:
     base = [
         "compare", "ncm", "slda@covariance=fixed", "--backbone-from", str(checkpoint), "--backbone", "tiny_resnet18",
         "--dataset", "tests.support.given_network:tiny", "--out", str(tmp_path / "out"),
-        "--cache", str(tmp_path / "cache"),
+        "--cache", str(tmp_path / "cache"), "--threads", "1",
     ]  # fmt: skip
     done = CliRunner().invoke(app, [*base, "--partition", PARTITION, "--orders", "2"], catch_exceptions=False)
     assert done.exit_code == 0
@@ -245,7 +245,7 @@ def vectors_file(path: Path, sign: float = 1.0, each: int = 20) -> Path:
 def test_embeddings_are_compared_like_features_of_a_network(tmp_path: Path) -> None:
     file = vectors_file(tmp_path / "features.npz")
     arguments = ["compare", "ncm", "rda@prior=1", "--features", str(file), "--partition", PARTITION, "--orders", "2"]
-    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out"), "--workers", "1"])
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out"), "--workers", "1", "--threads", "1"])
     assert done.exit_code == 0, done.output
     assert "may overlap with these classes" in done.output
     rows = json.loads((tmp_path / "out" / "numbers.json").read_text())["rows"]

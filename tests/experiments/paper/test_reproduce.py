@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from nocl.cli import app
 from nocl.data import MissingDataError
-from nocl.experiments.grid import Engine, folder_of
+from nocl.experiments.grid import folder_of
 from nocl.experiments.networks import kept_network
 from nocl.experiments.on_network import class_order
 from nocl.experiments.paper.comparison import Record, lines
@@ -22,6 +22,7 @@ from nocl.plumbing.files import write_json, write_tensors
 from nocl.plumbing.types import JSON
 from nocl.pretrain import WrongBaseError
 from nocl.run import run as run_protocol
+from tests.support.grid_jobs import TWO
 from tests.support.paper_cases import dsr, ran
 
 
@@ -38,7 +39,7 @@ def test_missing_data_sets_are_named_once(tmp_path: Path) -> None:
 
 
 def test_command_runs_and_finds_its_runs_again(tmp_path: Path) -> None:
-    command = ["reproduce", "convergence", "--scale", "small", "--seeds", "1", "--out", str(tmp_path)]
+    command = ["reproduce", "convergence", "--scale", "small", "--seeds", "1", "--threads", "1", "--out", str(tmp_path)]
     answer = CliRunner().invoke(app, [*command, "--keep", str(tmp_path / "kept")])
     assert answer.exit_code == 0, answer.output
     assert "| glyphs |  | tiny\\_resnet18, sc, 1 epochs |" in answer.stdout
@@ -115,7 +116,7 @@ def test_given_network_keeps_its_classes_for_every_method(tmp_path: Path, monkey
     names = [f"{name} glyphs order {order}" for order in (0, 1) for name in ("ncm", "DSR", "finetune")]
     assert [str(run) for run in runs] == names
     assert {run.job.seed for run in runs} == {0}
-    outcomes = perform(experiment, chosen_rows(experiment, choice.methods), runs, tmp_path, Engine(workers=2), None)
+    outcomes = perform(experiment, chosen_rows(experiment, choice.methods), runs, tmp_path, TWO, None)
     assert [outcome.error for outcome in outcomes] == [None] * 6
     found = {str(run): outcome.result for run, outcome in zip(runs, outcomes)}
     first, second, refined = (
