@@ -1,12 +1,15 @@
 """The command line as a user meets it: exit codes, messages on stderr, files left behind."""
 
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nocl.checks import LEARNER_CHECKS
+from nocl.cli import main
 from nocl.experiments.job import parse_settings
 from nocl.results import RunResult
 
@@ -22,8 +25,27 @@ QUICK = [
 ]
 
 
-def nocl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "nocl", *arguments], capture_output=True, text=True, timeout=300)
+Nocl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def nocl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Nocl]:
+    """The console script, called within this process: a new one takes seconds to import torch."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["nocl", *arguments])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code or 0, said.out, said.err)  # type: ignore[arg-type]
+
+    before = signal.getsignal(signal.SIGTERM)  # the script sets it, and adds to sys.path
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield call
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +66,7 @@ def nocl(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["check", "ncm", "--set", "power=9"], "power must be from 0 to 2, not 9"),
     ],
 )
-def test_mistakes_get_one_helpful_line_and_a_failing_exit(arguments: list[str], said: str) -> None:
+def test_mistakes_get_one_helpful_line_and_a_failing_exit(nocl: Nocl, arguments: list[str], said: str) -> None:
     done = nocl(*arguments)
     assert done.returncode != 0
     assert said in done.stderr
@@ -52,7 +74,7 @@ def test_mistakes_get_one_helpful_line_and_a_failing_exit(arguments: list[str], 
     assert "FAILS" not in done.stdout
 
 
-def test_run_prints_a_table_and_leaves_a_report(tmp_path: Path) -> None:
+def test_run_prints_a_table_and_leaves_a_report(nocl: Nocl, tmp_path: Path) -> None:
     done = nocl("run", "ncm", *QUICK, "--schedule", "onecycle", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     for word in ("session", "Acc", "base", "novel", "HM", "report.html"):
@@ -67,7 +89,7 @@ def test_run_prints_a_table_and_leaves_a_report(tmp_path: Path) -> None:
     assert (tmp_path / "all" / "table.tex").exists()
 
 
-def test_lists() -> None:
+def test_lists(nocl: Nocl) -> None:
     assert "ncm" in nocl("list", "methods").stdout
     assert nocl("list", "partitions").stdout.split() == ["60+4x10", "40+6x10", "80+2x10", "60+2x20"]
     assert "glyphs" in nocl("list", "datasets").stdout
