@@ -1,6 +1,5 @@
 """The protocol: a killed run ends as an uninterrupted one does; base networks are cached and never mixed up."""
 
-import os
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from nocl.pretrain import WrongBaseError
 from nocl.results import RunResult
 from nocl.run import RESULT, STATE, ResumeError, run
 from nocl.streams import Stream, arrange, class_incremental
+from tests.support.commands import nocl
 from tests.support.small_data import small
 
 TIMES = ("seconds", "test_seconds", "peak_memory", "environment")
@@ -153,10 +153,7 @@ def test_killed_process_loses_no_finished_session(tmp_path: Path) -> None:
     process.wait()
     (folder,) = tmp_path.glob("ncm*")
     assert (folder / STATE).exists()
-    resumed = subprocess.run(
-        [sys.executable, "-m", "nocl", "run", "--resume", str(folder)], capture_output=True, text=True, env=os.environ
-    )
-    assert resumed.returncode == 0, resumed.stderr
+    nocl("run", "--resume", folder)
     result = RunResult.load(folder / RESULT)
     job = Job.load(folder)
     images = job.stream()
