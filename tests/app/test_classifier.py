@@ -232,7 +232,22 @@ def test_a_model_calls_itself_calibrated_only_while_it_is() -> None:
     np.testing.assert_allclose(probability.sum(), 1)
     model.partial_fit(pictures("grey", 2, 5), "grey")
     assert model.calibration_.images == 0
-    assert model.calibration_.temperature == model.learner_.softmax_temperature()
+
+
+def test_what_held_out_images_showed_is_carried_to_a_model_with_more_classes(tmp_path: Path) -> None:
+    model = fitted(("red", "green", "blue"), n=20, holdout=0.25)
+    calibration = model.calibration_
+    assert calibration.own is not None
+    model.partial_fit(pictures("grey", 2, 5), "grey")
+    own = model.learner_.softmax_temperature()
+    factor = min(max(calibration.temperature / calibration.own, 0.25), 4)
+    assert model.calibration_.temperature == pytest.approx(own * factor)
+    model.save(tmp_path / "model.nocl")
+    assert Classifier.load(tmp_path / "model.nocl").calibration_ == model.calibration_
+    assert Calibration(1e-6, own=8.0).carried(10.0) == 2.5  # ten images, all right, do not make a model certain
+    assert Calibration(3.0, images=5).carried(10.0) == 10.0  # a file saved before says nothing of it
+    taught = fitted(("red", "green"), n=3, holdout=0.0)
+    assert taught.calibration_.temperature == taught.learner_.softmax_temperature()
 
 
 def test_the_threshold_refuses_the_share_asked_for() -> None:
@@ -249,7 +264,13 @@ def test_calibration_by_hand() -> None:
     truth = torch.arange(200) % 6
     made = calibrate(sure + 4 * torch.nn.functional.one_hot(truth, 6), truth)
     assert Calibration.from_json(made.to_json()) == made
-    for broken in (None, {}, made.to_json() | {"temperature": -1.0}, made.to_json() | {"reached": ["x"]}):
+    for broken in (
+        None,
+        {},
+        made.to_json() | {"temperature": -1.0},
+        made.to_json() | {"own": 0.0},
+        made.to_json() | {"reached": ["x"]},
+    ):
         with pytest.raises(ValueError):
             Calibration.from_json(broken)
 

@@ -4,6 +4,9 @@ The scale of scores depends on the method. One temperature T, fitted by maximum 
 ``softmax(scores / T)`` a calibrated probability. To refuse images of unknown classes, a confidence is compared with
 those of held-out images of known classes: the largest score or the largest probability, whichever separates left-out
 base classes better; the largest score where there are fewer than four classes to leave some out of.
+
+Held-out images know nothing of classes that came later, so a model with such classes is not called calibrated. What
+they showed is still the best guess: how many times the method's own temperature was the right one (:meth:`carried`).
 """
 
 import math
@@ -19,6 +22,7 @@ from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 
 Confidence = Literal["score", "probability"]
+AT_MOST = 4.0  # times the method's own temperature that is carried over: a few images, all right, would make it none
 LEVELS = 100  # the confidences of held-out images are kept as this many steps between least and greatest
 
 
@@ -31,6 +35,15 @@ class Calibration:
     confidence: Confidence = "score"
     separation: float | None = None  # how well that confidence told left-out base classes apart (AUC)
     reached: tuple[float, ...] = ()
+    own: float | None = None  # the method's own temperature at that time
+
+    def carried(self, own: float) -> float:
+        """The temperature once classes have been added and the method's own is ``own``.
+
+        >>> Calibration(15.0, images=100, own=10.0).carried(8.0), Calibration(15.0).carried(8.0)
+        (12.0, 8.0)
+        """
+        return own if self.own is None else own * min(max(self.temperature / self.own, 1 / AT_MOST), AT_MOST)
 
     def threshold(self, refused: float) -> float:
         """The confidence below which that share of images of known classes falls."""
@@ -62,11 +75,13 @@ class Calibration:
                 value["confidence"],  # type: ignore[arg-type]
                 None if value["separation"] is None else float(value["separation"]),  # type: ignore[arg-type]
                 tuple(float(level) for level in value["reached"]),  # type: ignore[arg-type, union-attr]
+                None if value.get("own") is None else float(value["own"]),  # type: ignore[arg-type]
             )
         except (AssertionError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"not a calibration: {error}") from error
-        if not (made.temperature > 0 and math.isfinite(made.temperature)):
-            raise ValueError(f"temperature must be above 0, not {made.temperature}")
+        for temperature in (made.temperature, 1.0 if made.own is None else made.own):
+            if not (temperature > 0 and math.isfinite(temperature)):
+                raise ValueError(f"temperature must be above 0, not {temperature}")
         if made.confidence not in ("score", "probability"):
             raise ValueError(f"confidence must be score or probability, not {made.confidence!r}")
         if not all(math.isfinite(level) for level in made.reached) or len(made.reached) > LEVELS + 1:
@@ -74,8 +89,8 @@ class Calibration:
         return made
 
 
-def calibrate(scores: Tensor, columns: Tensor) -> Calibration:
-    """From scores [N, K] of held-out base images and their true columns [N]."""
+def calibrate(scores: Tensor, columns: Tensor, own: float | None = None) -> Calibration:
+    """From scores [N, K] of held-out base images and their true columns [N]; ``own`` is the method's temperature."""
     scores = scores.double().cpu()
     temperature = fit_temperature(scores, columns)
     separations = {kind: _separation(scores, columns, kind, temperature) for kind in ("score", "probability")}
@@ -89,6 +104,7 @@ def calibrate(scores: Tensor, columns: Tensor) -> Calibration:
         kind,
         None if math.isnan(separation) else separation,
         tuple(levels.tolist()),
+        own,
     )
 
 

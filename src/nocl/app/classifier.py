@@ -205,11 +205,11 @@ class Classifier(Sharing):
     def calibration_(self) -> Calibration:
         """How scores become probabilities: by held-out base images, or by the method's own temperature without any.
 
-        Held-out images say nothing of classes that came later, so with the first of those it is the method's again.
+        With the first class that came later it is the method's again, corrected as held-out images once did.
         """
         if self._calibration.images or self._learner is None:
             return self._calibration
-        return replace(self._calibration, temperature=self._learner.softmax_temperature())
+        return replace(self._calibration, temperature=self._calibration.carried(self._learner.softmax_temperature()))
 
     def predict_proba(self, images: Pictures) -> NDArray[np.float64]:
         """Probabilities [B, K]; ``calibration_.images`` held-out images have calibrated them, or none."""

@@ -43,7 +43,8 @@ def calibrate_on(learner: Learner, held: ImageSet) -> Calibration:
     """How scores become probabilities, by images that were not learned; then learn them too, where one look will do."""
     column = {label: i for i, label in enumerate(learner.classes_.tolist())}
     scores = torch.cat([learner.decision_function(x).cpu() for x, _ in _tracked(held, "calibrating")])
-    found = calibrate(scores, torch.tensor([column[label] for label in held.labels.tolist()]))
+    columns = torch.tensor([column[label] for label in held.labels.tolist()])
+    found = calibrate(scores, columns, learner.softmax_temperature())
     if isinstance(learner, FrozenLearner):  # only now may the statistics take them in
         for x, y in _tracked(held, "learning the held-out images"):
             learner.observe(x, y)
