@@ -22,7 +22,7 @@ from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 
 Confidence = Literal["score", "probability"]
-AT_MOST = 4.0  # times the method's own temperature that is carried over: a few images, all right, would make it none
+AT_MOST = 4.0  # times the method's own temperature: held-out images that are all answered right would fit one near 0
 LEVELS = 100  # the confidences of held-out images are kept as this many steps between least and greatest
 
 

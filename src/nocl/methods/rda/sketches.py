@@ -165,7 +165,8 @@ class Inverse(NamedTuple):
 class SketchedInverses:
     """The inverses of the classes' P_c, made when first asked for.
 
-    ``share`` is l [K], ``weight`` (1 - l) / (n - 1) [K], ``turn`` G [d, d], ``variance`` V [K, d], ``whole`` T [d, d].
+    ``share`` is l [K], ``weight`` (1 - l) / (n - 1) [K], ``unseen`` h [K], ``turn`` G [d, d], ``variance`` V [K, d],
+    ``whole`` T [d, d].
     """
 
     def __init__(
