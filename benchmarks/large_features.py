@@ -90,11 +90,11 @@ def teach(learner: FrozenLearner, x: Tensor, y: Tensor, blocks: Sequence[Sequenc
     for number, block in enumerate(blocks):
         rows = torch.isin(y, torch.tensor(block)).nonzero()[:, 0]
         rows = rows[torch.randperm(len(rows), generator=draw)]
-        if not learner.depends_on_batching:  # class by class: one update of a large covariance each, not one a batch
-            rows = rows[y[rows].argsort(stable=True)]
         if number == 0:
             learner.fit_base([Batch(x[part], y[part]) for part in rows.split(500)])
             continue
+        if not learner.depends_on_batching:  # class by class: one update of a large covariance each, not one a batch
+            rows = rows[y[rows].argsort(stable=True)]
         size = 10 if learner.depends_on_batching else 500
         start = process_time()
         for part in rows.split(size):

@@ -157,6 +157,111 @@ def test_order_batches_and_merging_do_not_matter() -> None:
     torch.testing.assert_close(left.score(query), whole.score(query)[:, columns], rtol=1e-3, atol=1e-2)
 
 
+def narrow(counts: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features of classes that vary in the same six directions ten times as much as in others."""
+    draw, width = generator(seed, "narrow"), torch.ones(DIM).index_fill_(0, torch.arange(ROWS), 10.0)
+    turn = torch.linalg.qr(torch.randn(DIM, DIM, generator=generator(0, "turn"))).Q
+    y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    order = torch.randperm(len(y), generator=draw)
+    z = (torch.randn(len(y), DIM, generator=draw) * width) @ turn + 200 + 5 * y[:, None]
+    return z[order], y[order]
+
+
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> RDA:
+    monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", (ROWS + 4) * 4 * DIM)
+    learner = RDA(backbone=f"features:{DIM}", storage="sketch", power=1.0)
+    assert learner.sketches.rows == ROWS
+    return learner
+
+
+def fitted(learner: RDA, z: Tensor, y: Tensor) -> RDA:
+    return learner.fit_base_features(list(zip(z.split(10), y.split(10))))
+
+
+def test_after_a_base_session_sketches_look_where_classes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a class that comes later they show nearly all that six directions can, blind ones less."""
+    z, y = narrow([60, 50, 200])
+    after_base, blind = few_rows(monkeypatch), few_rows(monkeypatch)
+    fitted(after_base, z[y < 2], y[y < 2])
+    assert int(after_base.stats.count.sum()) == 110
+    for learner in (after_base, blind):
+        learner.learn(z[y == 2], y[y == 2])
+    best = torch.linalg.eigvalsh(scatter_of(z[y == 2]))[-ROWS:].sum()
+    seen, by_chance = (
+        float(each.sketches.scatter(torch.tensor([len(each.classes_) - 1]))[0].trace() / best)
+        for each in (after_base, blind)
+    )
+    assert seen > 0.97
+    assert by_chance < 0.9
+    eye = torch.eye(ROWS, dtype=torch.float64)
+    torch.testing.assert_close(
+        after_base.sketches.directions.T @ after_base.sketches.directions, eye, atol=1e-6, rtol=0
+    )
+
+
+def test_a_small_base_session_leaves_the_vectors_of_all_learners(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = narrow([DIM // 2, DIM // 2 + 1])  # one image too few to know a covariance of DIM values
+    by_base, by_stream = fitted(few_rows(monkeypatch), z, y), taught(few_rows(monkeypatch), z, y)
+    assert by_base.sketches.looks_as(by_stream.sketches)
+    torch.testing.assert_close(by_base.sketches.sketch, by_stream.sketches.sketch)
+
+
+def test_vectors_are_saved_and_models_without_them_have_the_blind_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = narrow([60, 50])
+    learner = fitted(few_rows(monkeypatch), z, y)
+    again = few_rows(monkeypatch)
+    again.load_state_dict(learner.state_dict())
+    assert torch.equal(again.score(z), learner.score(z))
+    old = taught(few_rows(monkeypatch), z, y)
+    state = {name: value for name, value in old.state_dict().items() if name != "sketches.shaped"}
+    again.load_state_dict(state)
+    assert torch.equal(again.score(z), old.score(z))
+
+
+def test_parts_of_one_base_session_are_merged_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = narrow([60, 50, 90])
+    base, new = y < 2, y == 2
+    whole = fitted(few_rows(monkeypatch), z[base], y[base])
+    left, right = whole.copy_on_network(), whole.empty_copy()
+    whole.learn(z[new], y[new])
+    left.learn(z[new][:40], y[new][:40])
+    right.learn(z[new][40:], y[new][40:])
+    left.merge(right)
+    torch.testing.assert_close(left.sketches.sketch, whole.sketches.sketch, rtol=1e-4, atol=1e-1)
+    torch.testing.assert_close(left.score(z), whole.score(z), rtol=1e-3, atol=1e-2)
+
+
+def test_few_images_take_the_vectors_of_a_base_session_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of up to ROWS + 1 images is known whole, so that other vectors can be taken at any time."""
+    z, y = narrow([60, 50, ROWS + 1])
+    base, new = y < 2, y == 2
+    whole = fitted(few_rows(monkeypatch), z[base], y[base])
+    few = taught(few_rows(monkeypatch), z[new], y[new])
+    few.merge(whole)
+    whole.learn(z[new], y[new])
+    columns = [few.classes_.tolist().index(label) for label in whole.classes_.tolist()]
+    assert few.sketches.looks_as(whole.sketches)
+    torch.testing.assert_close(few.score(z)[:, columns], whole.score(z), rtol=1e-3, atol=1e-2)
+
+
+def test_other_base_sessions_are_merged_approximately_and_come_off_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    z, y = narrow([60, 50, 60, 50])
+    ours = fitted(few_rows(monkeypatch), z[y < 2], y[y < 2])
+    theirs = fitted(few_rows(monkeypatch), z[y >= 2], y[y >= 2])
+    before = ours.sketches.sketch.clone()
+    assert not ours.sketches.looks_as(theirs.sketches)
+    ours.merge(theirs)
+    assert "another base session" in caplog.text
+    theirs_here = ours.sketches.scatter(torch.tensor([2, 3]))
+    expected = theirs.sketches.scatter(torch.tensor([0, 1]))
+    assert (theirs_here - expected).norm() < 0.05 * expected.norm()
+    ours.subtract(theirs)
+    torch.testing.assert_close(ours.sketches.sketch[:2], before, rtol=1e-4, atol=1e-1)
+    assert not ours.sketches.sketch[2:].any()
+
+
 def test_a_class_of_few_images_is_forgotten_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nocl.methods.rda.sketches.BYTES", (20 + 4) * 4 * DIM)
     z, y = gaussians([21, 15, 18], dim=DIM)

@@ -49,7 +49,8 @@ need and novel ones may. The mean over positions says how much of something ther
 ``storage`` decides what is kept of each class beside count and mean: ``full``, its covariance as a packed float32
 triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (see
 ``ClassShapes``; brought to that form at the end of a session, the only use made of the boundary); ``sketch``, rows
-of numbers that add up like the covariance itself and show its largest directions (``sketches.py``; at most 170 kB);
+of numbers that add up like the covariance itself and show its largest directions (``sketches.py``; at most 170 kB; the
+base session decides where they look);
 ``shared``, nothing, so that all classes have the shared covariance (streaming LDA); ``mean``, nothing and no shared
 covariance either (nearest mean; nobody knows then how uncertain a mean is).
 
@@ -64,10 +65,11 @@ out: the covariances of base classes were measured on images that trained the ne
 test images, so the log-determinant would favour base classes.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Annotated, ClassVar, Literal, Unpack
+from typing import Annotated, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +91,7 @@ _SAMPLES_AT_ONCE = 512  # bounds the memory of an update
 _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
+_LOOKED_AT = 2  # base images a feature value that aim the sketches: as much memory as the shared covariance
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
 _TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.345, 1.813, 0.2325  # a line through 360 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
@@ -205,6 +208,31 @@ class RDA(FrozenLearner):
             self.shapes.grow(n)
         self.sketches.grow(n)
 
+    def fit_base_features(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
+        if not self.has_sketches or bool(self.stats.count.any()):
+            return super().fit_base_features(pairs)
+        pairs, first, images = iter(pairs), [], 0
+        for z, y in pairs:
+            first.append((z, y))
+            images += len(z)
+            if images >= _LOOKED_AT * self.feature_dim:
+                break
+        self._aim_sketches(first)
+        return super().fit_base_features(itertools.chain(first, pairs))
+
+    def _aim_sketches(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Turn the sketches' vectors to where these images vary within their classes, if they are enough to know it."""
+        labels, columns = torch.unique(torch.cat([y for _, y in pairs]), return_inverse=True)
+        if len(columns) - len(labels) < self.feature_dim:
+            return
+        stats = ClassStats(self.feature_dim, "shared").to(self.device)
+        stats.grow(len(labels))
+        for (z, _), where in zip(pairs, columns.split([len(y) for _, y in pairs])):
+            check_features(z, self.feature_dim)
+            stats.update(tukey(z, self.power).to(stats.mean), where.to(self.device))
+        shared = Shared(stats, strong=self.power != 1)
+        self.sketches.look_along(shared.matrix + shared.ridge(self.ridge))
+
     def learn(self, z: Tensor, y: Tensor) -> None:
         check_features(z, self.feature_dim)  # before anything changes
         z, columns = tukey(z, self.power).to(self.stats.mean), self.columns(y)
@@ -274,7 +302,9 @@ class RDA(FrozenLearner):
         reference = self.shapes.reference
         self.shapes = ClassShapes(self.feature_dim, self.shapes.rank).to(self.device)
         self.shapes.reference = reference.clone()
+        shaped = self.sketches.shaped
         self.sketches = ClassSketches(self.feature_dim, self.sketches.rows).to(self.device)
+        self.sketches.shaped = shaped.clone()
 
     def portable_scorer(self) -> nn.Module:
         """Exact scores of all classes as one product: no shortlist, whose choice of classes cannot be exported."""

@@ -9,6 +9,11 @@ Y_c is linear in S_c. So it adds up over images, batches and learners, whatever 
 which a truncated decomposition cannot. The approximation is exact for a class of up to s + 1 images, never larger than
 S_c, and holds most of its few large directions otherwise; those are what a class's own covariance is needed for.
 
+Which vectors Omega has, decides how much of S_c they show. Drawn blindly they are the same for every learner. After a
+base session large enough to know the shared covariance T they are T times the blind ones: those point where classes
+vary most, and classes met later vary in much the same directions. Learners with the same vectors add up exactly; one
+with others is seen through ours, which is exact up to s + 1 images of a class and approximate beyond.
+
 A sketch shows how the s values Omega^T z of an image vary in a class, and what of z follows from them. It does not
 show how z varies where these values are fixed. That part is taken from the shared covariance T = S + ridge:
 
@@ -23,7 +28,8 @@ is diag(1/t) - R_c^T diag(e) R_c by Woodbury's identity. Halko, Martinsson, Trop
 et al. (NeurIPS 2017) for streams. Legend: K classes, d feature values, C classes of one batch.
 """
 
-from typing import NamedTuple
+import logging
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +38,7 @@ from nocl.methods.rda.covariances import increments
 from nocl.plumbing.seeding import generator
 from nocl.stats.class_stats import ClassStats
 
+_log = logging.getLogger(__name__)
 BYTES = 190_000  # of a class at most, its mean and its share of the rest counted as two rows of float64
 _LEAST = 1e-5  # of the largest eigenvalue of Y Omega: below, rounding of float32 rules
 _CLASSES_AT_ONCE = 64
@@ -50,17 +57,29 @@ class ClassSketches(nn.Module):
     """The sketch of each class's scatter."""
 
     sketch: Tensor  # float32 [K, s, d], Y
-    directions: Tensor  # float64 [d, s], Omega; the same for every learner of these sizes
+    blind: Tensor  # float64 [d, s], the vectors of every learner of these sizes before it knows better
+    shaped: Tensor  # float32 [d, s], the vectors after a base session; [0, s]: the blind ones
 
     def __init__(self, dim: int, rows: int) -> None:
         super().__init__()
         self.dim, self.rows = dim, rows
         self.register_buffer("sketch", torch.zeros(0, rows, dim), persistent=rows > 0)  # other storages save nothing
         drawn = torch.randn(dim, rows, generator=generator(0, "sketch"), dtype=torch.float64)
-        self.register_buffer("directions", drawn, persistent=False)
+        self.register_buffer("blind", drawn, persistent=False)
+        self.register_buffer("shaped", torch.zeros(0, rows), persistent=rows > 0)
 
     def __len__(self) -> int:
         return len(self.sketch)
+
+    @property
+    def directions(self) -> Tensor:
+        """Omega, float64 [d, s]."""
+        return self.shaped.double() if len(self.shaped) else self.blind
+
+    @torch.no_grad()
+    def look_along(self, covariance: Tensor) -> None:
+        """Turn the vectors to where this covariance, float64 [d, d], is large; before anything is learned."""
+        self.shaped = torch.linalg.qr(covariance @ self.blind).Q.float()
 
     def grow(self, n: int) -> None:
         """Room for ``n`` more classes."""
@@ -79,8 +98,12 @@ class ClassSketches(nn.Module):
         met = other_stats.count > 0
         classes = columns.to(met.device)[met]
         before, counts = stats.count[classes], other_stats.count[met]
+        if not bool((stats.count > self.rows + 1).any()):
+            self._look_as(other)
+        if not self.looks_as(other):
+            _log.warning("the sketches come from another base session: classes of many images are merged approximately")
         shift = (before * counts / (before + counts)).sqrt()[:, None] * (other_stats.mean[met] - stats.mean[classes])
-        self._add(classes, other.sketch[met].double() + self._of_rows(shift))
+        self._add(classes, self._seen_here(other, met) + self._of_rows(shift))
 
     @torch.no_grad()
     def subtract(
@@ -94,7 +117,7 @@ class ClassSketches(nn.Module):
         left = whole - taken
         factor = (taken * whole / left.clamp_min(1)).sqrt()[:, None]
         shift = factor * (other_stats.mean[met] - mean[classes])
-        self._add(classes, -other.sketch[met].double() - self._of_rows(shift))
+        self._add(classes, -self._seen_here(other, met) - self._of_rows(shift))
         self.sketch[classes[left == 0]] = 0
 
     def remove(self, column: int) -> None:
@@ -128,6 +151,33 @@ class ClassSketches(nn.Module):
         """h [K], the share of what the sketch does not show that the shared covariance has to stand for."""
         left: Tensor = (1 - self.rows / (count - 1).clamp_min(1).double()).clamp_min(0)
         return left
+
+    def looks_as(self, other: "ClassSketches") -> bool:
+        """True if both have the same vectors, so that their sketches add up exactly."""
+        return torch.equal(self.directions, other.directions.to(self.directions))
+
+    def _look_as(self, other: "ClassSketches") -> None:
+        """Take the other's vectors; exact while no class has more images than a sketch knows all of."""
+        if not self.looks_as(other):
+            factors = self.factors(torch.arange(len(self), device=self.sketch.device))
+            self.shaped = other.shaped.to(self.shaped)
+            self.sketch = ((factors @ self.directions).mT @ factors).float()
+
+    def _seen_here(self, other: "ClassSketches", met: Tensor) -> Tensor:
+        """Sketches of another's classes by our vectors, float64 [C, s, d]."""
+        if self.looks_as(other):
+            return other.sketch[met].double()
+        factors = other.factors(met.nonzero()[:, 0].to(other.sketch.device)).to(self.blind)
+        return (factors @ self.directions).mT @ factors
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        name = prefix + "shaped"
+        if self.rows:  # models from before there were such vectors have blind ones
+            state_dict = {name: self.shaped[:0], **state_dict}
+            saved = state_dict[name]
+            if isinstance(saved, Tensor) and saved.shape in ((0, self.rows), (self.dim, self.rows)):
+                self.shaped = self.shaped.new_zeros(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _of_rows(self, rows: Tensor) -> Tensor:
         """The sketches of one row each, [C, s, d]."""
