@@ -199,6 +199,22 @@ def test_after_a_base_session_sketches_look_where_classes_vary(monkeypatch: pyte
     )
 
 
+def test_classes_that_aimed_the_sketches_leave_a_trace_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = narrow([60, 50, ROWS, ROWS])
+    learner = fitted(few_rows(monkeypatch), z[y < 3], y[y < 3])
+    taught(learner, z[y == 3], y[y == 3])
+    assert [learner.leaves_no_trace(label) for label in range(4)] == [False, False, False, True]
+    other = taught(few_rows(monkeypatch), z[y == 3], y[y == 3])
+    other.merge(learner)  # takes the vectors
+    assert [other.leaves_no_trace(label) for label in range(3)] == [False, False, False]
+    again = few_rows(monkeypatch)
+    again.load_state_dict(learner.state_dict())
+    assert not again.leaves_no_trace(2)
+    for label in range(4):
+        again.forget(label)
+    assert again.sketches.looks_as(few_rows(monkeypatch).sketches)
+
+
 def test_a_small_base_session_leaves_the_vectors_of_all_learners(monkeypatch: pytest.MonkeyPatch) -> None:
     z, y = narrow([DIM // 2, DIM // 2 + 1])  # one image too few to know a covariance of DIM values
     by_base, by_stream = fitted(few_rows(monkeypatch), z, y), taught(few_rows(monkeypatch), z, y)

@@ -222,16 +222,17 @@ class RDA(FrozenLearner):
 
     def _aim_sketches(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Turn the sketches' vectors to where these images vary within their classes, if they are enough to know it."""
-        labels, columns = torch.unique(torch.cat([y for _, y in pairs]), return_inverse=True)
-        if len(columns) - len(labels) < self.feature_dim:
+        y = torch.cat([labels for _, labels in pairs]) if pairs else torch.zeros(0)
+        if len(y) - len(y.unique()) < self.feature_dim:
             return
-        stats = ClassStats(self.feature_dim, "shared").to(self.device)
-        stats.grow(len(labels))
-        for (z, _), where in zip(pairs, columns.split([len(y) for _, y in pairs])):
+        for z, _ in pairs:
             check_features(z, self.feature_dim)
-            stats.update(tukey(z, self.power).to(stats.mean), where.to(self.device))
+        columns, stats = self.columns(y), ClassStats(self.feature_dim, "shared").to(self.device)
+        stats.grow(len(self.classes_))
+        for (z, _), where in zip(pairs, columns.split([len(z) for z, _ in pairs])):
+            stats.update(tukey(z, self.power).to(stats.mean), where)
         shared = Shared(stats, strong=self.power != 1)
-        self.sketches.look_along(shared.matrix + shared.ridge(self.ridge))
+        self.sketches.look_along(shared.matrix + shared.ridge(self.ridge), columns.unique())
 
     def learn(self, z: Tensor, y: Tensor) -> None:
         check_features(z, self.feature_dim)  # before anything changes
@@ -252,10 +253,11 @@ class RDA(FrozenLearner):
         return all(map(self.leaves_no_trace, self._column)) if self.has_sketches else whole
 
     def leaves_no_trace(self, label: int) -> bool:
-        """A sketch knows all of a class that has at most one image more than it has rows."""
+        """A sketch knows all of a class of one image more than it has rows, if none of them aimed the sketches."""
         if not self.has_sketches:
             return self.forgets_exactly
-        return int(self.stats.count[self._column[label]]) <= self.sketches.rows + 1
+        column = self._column[label]
+        return int(self.stats.count[column]) <= self.sketches.rows + 1 and not bool(self.sketches.aimed[column])
 
     def kept(self) -> str:
         whole = self.sketches.rows * self.feature_dim >= self.feature_dim * (self.feature_dim + 1) // 2

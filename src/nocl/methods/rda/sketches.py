@@ -59,6 +59,7 @@ class ClassSketches(nn.Module):
     sketch: Tensor  # float32 [K, s, d], Y
     blind: Tensor  # float64 [d, s], the vectors of every learner of these sizes before it knows better
     shaped: Tensor  # float32 [d, s], the vectors after a base session; [0, s]: the blind ones
+    aimed: Tensor  # bool [K], whether images of the class took part in choosing the vectors, so that they tell of it
 
     def __init__(self, dim: int, rows: int) -> None:
         super().__init__()
@@ -67,6 +68,7 @@ class ClassSketches(nn.Module):
         drawn = torch.randn(dim, rows, generator=generator(0, "sketch"), dtype=torch.float64)
         self.register_buffer("blind", drawn, persistent=False)
         self.register_buffer("shaped", torch.zeros(0, rows), persistent=rows > 0)
+        self.register_buffer("aimed", torch.zeros(0, dtype=torch.bool), persistent=rows > 0)
 
     def __len__(self) -> int:
         return len(self.sketch)
@@ -77,13 +79,15 @@ class ClassSketches(nn.Module):
         return self.shaped.double() if len(self.shaped) else self.blind
 
     @torch.no_grad()
-    def look_along(self, covariance: Tensor) -> None:
-        """Turn the vectors to where this covariance, float64 [d, d], is large; before anything is learned."""
+    def look_along(self, covariance: Tensor, columns: Tensor) -> None:
+        """Turn the vectors to where this covariance [d, d] of these classes is large; before anything is learned."""
         self.shaped = torch.linalg.qr(covariance @ self.blind).Q.float()
+        self.aimed[columns] = True
 
     def grow(self, n: int) -> None:
         """Room for ``n`` more classes."""
         self.sketch = torch.cat([self.sketch, self.sketch.new_zeros(n, self.rows, self.dim)])
+        self.aimed = torch.cat([self.aimed, self.aimed.new_zeros(n)])
 
     @torch.no_grad()
     def update(self, z: Tensor, columns: Tensor, stats: ClassStats) -> None:
@@ -102,6 +106,7 @@ class ClassSketches(nn.Module):
             self._look_as(other)
         if not self.looks_as(other):
             _log.warning("the sketches come from another base session: classes of many images are merged approximately")
+        self.aimed[classes] |= other.aimed[met].to(self.aimed.device)
         shift = (before * counts / (before + counts)).sqrt()[:, None] * (other_stats.mean[met] - stats.mean[classes])
         self._add(classes, self._seen_here(other, met) + self._of_rows(shift))
 
@@ -121,8 +126,11 @@ class ClassSketches(nn.Module):
         self.sketch[classes[left == 0]] = 0
 
     def remove(self, column: int) -> None:
-        """Forget one class."""
+        """Forget one class; with the last one, the vectors too."""
         self.sketch = torch.cat([self.sketch[:column], self.sketch[column + 1 :]])
+        self.aimed = torch.cat([self.aimed[:column], self.aimed[column + 1 :]])
+        if not len(self):
+            self.shaped = self.shaped[:0]
 
     def factors(self, columns: Tensor) -> Tensor:
         """F, float64 [C, s, d], with F^T F the approximate scatter of these classes."""
@@ -171,10 +179,10 @@ class ClassSketches(nn.Module):
         return (factors @ self.directions).mT @ factors
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        name = prefix + "shaped"
         if self.rows:  # models from before there were such vectors have blind ones
-            state_dict = {name: self.shaped[:0], **state_dict}
-            saved = state_dict[name]
+            blind = {prefix + "shaped": self.shaped[:0], prefix + "aimed": torch.zeros_like(self.aimed)}
+            state_dict = blind | state_dict
+            saved = state_dict[prefix + "shaped"]
             if isinstance(saved, Tensor) and saved.shape in ((0, self.rows), (self.dim, self.rows)):
                 self.shaped = self.shaped.new_zeros(saved.shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
