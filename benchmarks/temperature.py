@@ -12,8 +12,8 @@ and r what is unknown of the shared covariance. Two kinds of models are left out
 those of two classes, because where every image is right any small T is as likely, and those right less than twice as
 often as chance, where any large T is. Photographs are what users bring: a model of glyphs counts half as much as one of
 photographs, the most with which every model of photographs through EfficientNet is within ten points (of 0, 0.1, 0.25,
-0.5 and 1; ``--glyphs`` tries another weight). Writes temperature.json with the line, and for every model its accuracy and its
-mean confidence under the line of all and under the line of the other networks (of the photographs, for glyphs).
+0.5 and 1; ``--glyphs`` tries another weight). Writes temperature.json with the line, and for every model its accuracy
+and its mean confidence under the line of all and under the line of the other networks (of the photographs, for glyphs).
 """
 
 import itertools
