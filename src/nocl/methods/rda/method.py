@@ -93,7 +93,7 @@ _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _LOOKED_AT = 2  # base images a feature value that aim the sketches: as much memory as the shared covariance
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
-_TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.345, 1.813, 0.2325  # a line through 360 models, see benchmarks/temperature.py
+_TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.375, 1.611, 0.2787  # a line through 412 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
