@@ -45,13 +45,16 @@ CLASSES, IMAGES, ASKED, DRAWS = (2, 4, 8, 16, 24, STRANGE), (1, 3, 10, 30, 100),
 Taught = tuple[dict[str, JSON], Tensor, Tensor]  # about a model, its scores of other images, their classes
 
 
-def features(images: ImageSet, classes: Sequence[int], weights: Path, backbone: str, stages: str | None) -> Tensor:
-    """Features [classes, images, d] of the first images of these classes."""
+def features(
+    images: ImageSet, classes: Sequence[int], weights: Path, backbone: str, stages: str | None,
+    each: int = max(IMAGES) + ASKED,
+) -> Tensor:  # fmt: skip
+    """Features [classes, images, d] of the first images, ``each`` of them, of these classes."""
     learner = RDA(backbone=backbone, image_size=32, stages=stages)  # type: ignore[arg-type]
     load_given(learner.network, weights, backbone)
     engine, found = engine_named("onnx"), []
     for c in classes:
-        x = images.take(np.flatnonzero(images.labels == c)[: max(IMAGES) + ASKED]).x
+        x = images.take(np.flatnonzero(images.labels == c)[:each]).x
         found.append(engine.features(learner.network, x, 32, learner.stages))
     return torch.stack(found)
 

@@ -222,9 +222,12 @@ def _one_more(learners: tuple[RDA, NCM], shown: Tensor, asked: Tensor) -> Tensor
 
 def _answers(learner: RDA, asked: Tensor) -> list[Tensor]:
     """With each caution, of a learner that has none."""
-    guard = learner._pays(learner._current().means)[1]
-    scores = learner.score(asked)
-    return [(scores - caution * guard).argmax(1) for caution in CAUTIONS]
+    means = learner._current().means
+    scores, answers = learner.score(asked) + learner.payments(means), []
+    for learner.caution in CAUTIONS:
+        answers.append((scores - learner.payments(means)).argmax(1))
+    learner.caution = 0.0
+    return answers
 
 
 def _by_class(answers: Tensor, n_classes: int) -> Tensor:

@@ -157,6 +157,38 @@ def test_what_classes_pay_for_uncertain_means_by_hand() -> None:
     assert guard.tolist() == pytest.approx([0, 0, whole * 2 / 3 * volume / 3], rel=1e-3)
 
 
+def test_what_a_class_pays_more_than_the_others_is_bounded_by_hand() -> None:
+    learner = rda(shortlist=None, caution=2.0)
+    learner.meet(range(3))
+    learner.stats.count[:] = torch.tensor([8, 8, 1])
+    unknown = 1 / (1 + (14 / learner.feature_dim) ** 1.5)
+    means = learner._current().means
+    means.variance = torch.tensor([[0.0], [0.0], [1000.0]], dtype=torch.float64).expand(3, learner.feature_dim)
+    means.mean = torch.full_like(means.mean, 0.5)  # of squared length d / 4
+    temperature = 3.375 * math.exp(1.611 * unknown) * (learner.feature_dim / 4) ** 0.2787
+    density, guard = learner._pays(means)
+    free = density + guard
+    paid = learner.payments(means)
+    most = 1.75 * 2 * temperature / math.sqrt(unknown)
+    assert float(free[2] - free.mean()) > most
+    assert paid.tolist() == pytest.approx([0, 0, float(free.mean()) + most], rel=1e-5)
+    torch.testing.assert_close(learner.payments(means, bound=1e9), free)
+    assert float(learner.payments(means, bound=0.01, power=9)[2]) < float(paid[2])
+
+
+def test_nothing_is_bounded_after_a_base_session_or_where_all_classes_have_as_many() -> None:
+    equal = taught(rda(shortlist=None), *gaussians([4, 4, 4]))
+    means = equal._current().means
+    torch.testing.assert_close(equal.payments(means), equal.payments(means, bound=1e9))
+    known = rda(shortlist=None)
+    known.meet(range(3))
+    known.stats.count[:] = torch.tensor([500_000, 500_000, 1])
+    means = known._current().means
+    means.variance = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64).expand(3, known.feature_dim)
+    means.mean = torch.full_like(means.mean, 0.5)
+    torch.testing.assert_close(known.payments(means), known.payments(means, bound=1e9))
+
+
 def test_caution_adds_the_guard_and_a_class_without_images_is_not_one_of_the_others() -> None:
     plain, cautious = rda(caution=1.0, shortlist=None), rda(caution=3.0, shortlist=None)
     generator_ = torch.Generator().manual_seed(0)

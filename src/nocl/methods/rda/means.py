@@ -77,6 +77,11 @@ class ClassMeans:
         """L, by how much a class of uncertain mean is larger than a known one: sum of log(1 + V), float64 [K]."""
         return torch.log1p(self.variance).sum(1)
 
+    @property
+    def squared_length(self) -> float:
+        """Mean over the classes met of the squared length of their posterior means."""
+        return float(self.mean[self.met].square().sum(1).mean())
+
     @classmethod
     def certain(cls, mean: Tensor) -> "ClassMeans":
         """The averages as they are, where nobody knows how noisy they are."""

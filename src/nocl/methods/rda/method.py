@@ -10,8 +10,8 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    score of c = - (nu + d) log(1 + D_c / nu) - (q_c + (1 - q_c) / (2 n_c)) L_c - (caution - 1) q_c Y_c
-    q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
+    P_c = (q_c + (1 - q_c) / (2 n_c)) L_c + (caution - 1) q_c Y_c,   q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
+    score of c = - (nu + d) log(1 + D_c / nu) - P_c, P_c at most 1.75 caution T / (n_c^1.5 r^0.5) above its mean
     B_c, X_c, Y_c = what b_c, L_c and L_c / n_c exceed their means over all classes by
     r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
 
@@ -30,6 +30,9 @@ are, classes of 1 to 20 images would hardly ever be chosen.
 its density; more guards classes of many images against those of one, less favours the new. Where all classes have
 equally few images there is nobody to guard, so it counts what L_c / n_c exceeds the others' by. The default is the
 least with which old classes of the base session lost at most 1 point to a first picture.
+What a class pays more than the others on average is bounded in units of T, the temperature that turns differences of
+scores into odds: L_c grows with the number of feature values, and where there are 1,712 of them, a class of one to five
+images would be held down by odds that no image of it makes up for. After a base session r is small and nothing bound.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
 narrow where it looks narrow. The share r of it is therefore replaced by a round one, broad only along the strength of
@@ -94,6 +97,7 @@ _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_featur
 _LOOKED_AT = 2  # base images a feature value that aim the sketches: as much memory as the shared covariance
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
 _TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.375, 1.611, 0.2787  # a line through 412 models, see benchmarks/temperature.py
+_BOUND, _BOUND_POWER = 1.75, 1.5  # of what a class of few images pays, see benchmarks/payments.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
@@ -135,8 +139,8 @@ class RDA(FrozenLearner):
     """
 
     # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4; 4: round without the strength;
-    # 5: sketches filled with a share of the shared covariance
-    scoring: ClassVar[int] = 6
+    # 5: sketches filled with a share of the shared covariance; 6: P_c without its bound
+    scoring: ClassVar[int] = 7
     former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (3, (1.0, 1.2))}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
@@ -331,14 +335,15 @@ class RDA(FrozenLearner):
         """From what is known of the shared covariance and how far apart classes lie; see docs/methods/rda.md."""
         if not len(self.stats) or self.storage == "mean":
             return 1.0
-        line = (
-            _TEMPERATURE * math.exp(_BY_UNKNOWN * self.unknown()) * math.pow(self.squared_length_of_means(), _BY_LENGTH)
-        )
-        return (1 + self.flip) * max(_TINY, line)
+        return (1 + self.flip) * self._temperature(self._current().means)
+
+    def _temperature(self, means: ClassMeans) -> float:
+        length = math.pow(means.squared_length, _BY_LENGTH)
+        return max(_TINY, _TEMPERATURE * math.exp(_BY_UNKNOWN * self.unknown()) * length)
 
     def squared_length_of_means(self) -> float:
         """Mean over classes of the squared length of their posterior means, where the shared covariance is I."""
-        return float(self._current().means.mean[self.stats.count > 0].square().sum(1).mean())
+        return self._current().means.squared_length
 
     def unknown(self) -> float:
         """r, the share of the shared covariance that is not known yet: 1 at first, 0 with many images."""
@@ -396,6 +401,13 @@ class RDA(FrozenLearner):
         whole = 1 - (1 - self._shared().unknown) * (1 - alone**3)  # q
         return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * above_mean(volume / n, means.met)
 
+    def payments(self, means: ClassMeans, bound: float = _BOUND, power: float = _BOUND_POWER) -> Tensor:
+        """P_c, what is taken off each class's score for its few images, float64 [K]."""
+        density, guard = self._pays(means)
+        paid = density + (self.caution - 1) * guard
+        most = bound * self.caution * self._temperature(means) / self._shared().unknown.sqrt()
+        return paid - (above_mean(paid, means.met) - most / self.stats.count.clamp_min(1) ** power).clamp_min(0)
+
     def _derive(self) -> Rule:
         if self.storage == "mean":
             means = ClassMeans.certain(self.stats.mean)
@@ -413,8 +425,7 @@ class RDA(FrozenLearner):
             kind = torch.where(self.shapes.row < 0, LOW, kind)
         else:
             means = ClassMeans(*known, root, self._shared().noise(root, vague), vague=vague)
-        density, guard = self._pays(means)
-        offset = density + (self.caution - 1) * guard
+        offset = self.payments(means)
         sketched = None
         if self.has_sketches:
             sketched = SketchedInverses(
