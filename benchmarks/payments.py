@@ -79,9 +79,8 @@ def one_more(z: Tensor, n_old: int, learned: int, draw: int) -> Tensor:
         means = learner._current().means
         scores = learner.score(asked) + learner.payments(means)
         answers = [(scores - learner.payments(means, *bound)).argmax(1) for bound in BOUNDS]
-        right = [
-            a.view(-1, TESTED) == torch.arange(n_old + 1)[:, None] for a in (*answers, plain.score(asked).argmax(1))
-        ]
+        answers.append(plain.score(asked[:, last]).argmax(1))
+        right = [answer.view(-1, TESTED) == torch.arange(n_old + 1)[:, None] for answer in answers]
         found.append(100 * torch.stack(right).double().mean(2))  # [bounds + 1, classes]
     before, after = found[0][:, None, :-1], torch.stack(found[1:], 1)
     return torch.stack([before.mean(2) - after[:, :, :-1].mean(2), after[:, :, -1]], 2)
