@@ -169,7 +169,7 @@ def test_what_a_class_pays_more_than_the_others_is_bounded_by_hand() -> None:
     density, guard = learner._pays(means)
     free = density + guard
     paid = learner.payments(means)
-    most = 1.75 * 2 * temperature / math.sqrt(unknown)
+    most = 1.5 * 2 * temperature / math.sqrt(unknown)
     assert float(free[2] - free.mean()) > most
     assert paid.tolist() == pytest.approx([0, 0, float(free.mean()) + most], rel=1e-5)
     torch.testing.assert_close(learner.payments(means, bound=1e9), free)

@@ -11,7 +11,7 @@ second look, no image and no gradient, and does not depend on the order of image
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
     P_c = (q_c + (1 - q_c) / (2 n_c)) L_c + (caution - 1) q_c Y_c,   q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
-    score of c = - (nu + d) log(1 + D_c / nu) - P_c, P_c at most 1.75 caution T / (n_c^1.5 r^0.5) above its mean
+    score of c = - (nu + d) log(1 + D_c / nu) - P_c, P_c at most 1.5 caution T / (n_c r^0.5) above its mean
     B_c, X_c, Y_c = what b_c, L_c and L_c / n_c exceed their means over all classes by
     r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
 
@@ -97,7 +97,7 @@ _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_featur
 _LOOKED_AT = 2  # base images a feature value that aim the sketches: as much memory as the shared covariance
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
 _TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.375, 1.611, 0.2787  # a line through 412 models, see benchmarks/temperature.py
-_BOUND, _BOUND_POWER = 1.75, 1.5  # of what a class of few images pays, see benchmarks/payments.py
+_BOUND = 1.5  # of what a class of few images pays, in temperatures; see benchmarks/payments.py
 _TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
@@ -401,7 +401,7 @@ class RDA(FrozenLearner):
         whole = 1 - (1 - self._shared().unknown) * (1 - alone**3)  # q
         return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * above_mean(volume / n, means.met)
 
-    def payments(self, means: ClassMeans, bound: float = _BOUND, power: float = _BOUND_POWER) -> Tensor:
+    def payments(self, means: ClassMeans, bound: float = _BOUND, power: float = 1.0) -> Tensor:
         """P_c, what is taken off each class's score for its few images, float64 [K]."""
         density, guard = self._pays(means)
         paid = density + (self.caution - 1) * guard
