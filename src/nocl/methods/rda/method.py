@@ -32,7 +32,8 @@ equally few images there is nobody to guard, so it counts what L_c / n_c exceeds
 least with which old classes of the base session lost at most 1 point to a first picture.
 What a class pays more than the others on average is bounded in units of T, the temperature that turns differences of
 scores into odds: L_c grows with the number of feature values, and where there are 1,712 of them, a class of one to five
-images would be held down by odds that no image of it makes up for. After a base session r is small and nothing bound.
+images would be held down by odds that no image of it makes up for. After a base session r is small, and no class
+reaches the bound.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
 narrow where it looks narrow. The share r of it is therefore replaced by a round one, broad only along the strength of
