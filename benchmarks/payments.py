@@ -26,7 +26,7 @@ from nocl import data
 from nocl.data.features import trained_classes
 from nocl.experiments.networks import KEPT
 from nocl.methods.ncm import NCM
-from nocl.methods.rda.method import RDA
+from nocl.methods.rda.method import RDA, Bounds
 from nocl.nets import PRETRAINED
 from nocl.plumbing.files import write_json
 from nocl.streams import class_incremental
@@ -80,7 +80,7 @@ def one_more(z: Tensor, n_old: int, learned: int, draw: int) -> Tensor:
         taught = pictures
         means = learner._current().means
         scores = learner.score(asked) + learner.payments(means)
-        answers = [(scores - learner.payments(means, *bound)).argmax(1) for bound in BOUNDS]
+        answers = [(scores - learner.payments(means, Bounds(*bound))).argmax(1) for bound in BOUNDS]
         answers.append(plain.score(asked[:, last]).argmax(1))
         right = [answer.view(-1, TESTED) == torch.arange(n_old + 1)[:, None] for answer in answers]
         found.append(100 * torch.stack(right).double().mean(2))  # [bounds + 1, classes]

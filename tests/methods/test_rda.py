@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nocl.checks import LEARNER_CHECKS
 from nocl.methods.rda import method, rule, shared
-from nocl.methods.rda.method import RDA
+from nocl.methods.rda.method import RDA, Bounds
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.stats.class_stats import ClassStats, tukey
@@ -167,26 +167,35 @@ def test_what_a_class_pays_more_than_the_others_is_bounded_by_hand() -> None:
     means.mean = torch.full_like(means.mean, 0.5)  # of squared length d / 4
     temperature = 3.375 * math.exp(1.611 * unknown) * (learner.feature_dim / 4) ** 0.2787
     density, guard = learner._pays(means)
-    free = density + guard
+    free = density + unknown ** (1 / 8) * guard
     paid = learner.payments(means)
     most = 1.5 * 2 * temperature / math.sqrt(unknown)
     assert float(free[2] - free.mean()) > most
     assert paid.tolist() == pytest.approx([0, 0, float(free.mean()) + most], rel=1e-5)
-    torch.testing.assert_close(learner.payments(means, bound=1e9), free)
-    assert float(learner.payments(means, bound=0.01, power=9)[2]) < float(paid[2])
+    torch.testing.assert_close(learner.payments(means, Bounds(unknown=1e9, known=1e9)), free)
+    assert float(learner.payments(means, Bounds(unknown=0.01))[2]) < float(paid[2])
 
 
-def test_nothing_is_bounded_after_a_base_session_or_where_all_classes_have_as_many() -> None:
+def test_nothing_is_bounded_where_all_classes_have_as_many_images() -> None:
     equal = taught(rda(shortlist=None), *gaussians([4, 4, 4]))
     means = equal._current().means
-    torch.testing.assert_close(equal.payments(means), equal.payments(means, bound=1e9))
-    known = rda(shortlist=None)
-    known.meet(range(3))
-    known.stats.count[:] = torch.tensor([500_000, 500_000, 1])
-    means = known._current().means
-    means.variance = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64).expand(3, known.feature_dim)
-    means.mean = torch.full_like(means.mean, 0.5)
-    torch.testing.assert_close(known.payments(means), known.payments(means, bound=1e9))
+    torch.testing.assert_close(equal.payments(means), equal.payments(means, Bounds(unknown=1e9, known=1e9)))
+
+
+@pytest.mark.parametrize(("images", "share"), [(1, 1.0), (3, 0.5), (5, 0.25), (60, 0.0)])
+def test_after_a_base_session_the_bound_halves_with_every_two_images(images: int, share: float) -> None:
+    learner = rda(shortlist=None, caution=2.0)
+    learner.meet(range(3))
+    learner.stats.count[:] = torch.tensor([500_000, 500_000, images])
+    means = learner._current().means
+    means.variance = torch.tensor([[0.0], [0.0], [1000.0]], dtype=torch.float64).expand(3, learner.feature_dim)
+    means.mean = torch.full_like(means.mean, 0.5)  # of squared length d / 4
+    unknown = 1 / (1 + ((1_000_000 + images - 3) / learner.feature_dim) ** 1.5)
+    temperature = 3.375 * math.exp(1.611 * unknown) * (learner.feature_dim / 4) ** 0.2787
+    density, guard = learner._pays(means)
+    free = density + unknown ** (1 / 8) * guard
+    expected = float(free.mean()) + 2.1 * 2 * temperature * share
+    assert learner.payments(means).tolist() == pytest.approx([0, 0, expected], rel=1e-5, abs=1e-6)
 
 
 def test_caution_adds_the_guard_and_a_class_without_images_is_not_one_of_the_others() -> None:
@@ -202,7 +211,8 @@ def test_caution_adds_the_guard_and_a_class_without_images_is_not_one_of_the_oth
     for learner in (plain, cautious):
         learner.meet([9])
     taken = (plain.score(z[:4]) - cautious.score(z[:4]))[:, :4]
-    torch.testing.assert_close(taken.double(), 2 * before.expand(4, -1), atol=1e-3, rtol=1e-4)
+    left = plain.unknown() ** (1 / 8)
+    torch.testing.assert_close(taken.double(), 2 * left * before.expand(4, -1), atol=1e-3, rtol=1e-4)
 
 
 def one_more_class(images: int, classes: int, learned: int, seed: int) -> tuple[float, float, float]:

@@ -10,8 +10,9 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    P_c = (q_c + (1 - q_c) / (2 n_c)) L_c + (caution - 1) q_c Y_c,   q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
-    score of c = - (nu + d) log(1 + D_c / nu) - P_c, P_c at most 1.5 caution T / (n_c r^0.5) above its mean
+    P_c = (q_c + (1 - q_c) / (2 n_c)) L_c + (caution - 1) r^(1/8) q_c Y_c,   q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
+    P_c is at most caution T min(1.5 / (n_c r^0.5), 2.1 / 2^((n_c - 1) / 2)) above its mean over all classes
+    score of c = - (nu + d) log(1 + D_c / nu) - P_c
     B_c, X_c, Y_c = what b_c, L_c and L_c / n_c exceed their means over all classes by
     r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
 
@@ -31,9 +32,9 @@ its density; more guards classes of many images against those of one, less favou
 equally few images there is nobody to guard, so it counts what L_c / n_c exceeds the others' by. The default is the
 least with which old classes of the base session lost at most 1 point to a first picture.
 What a class pays more than the others on average is bounded in units of T, the temperature that turns differences of
-scores into odds: L_c grows with the number of feature values, and where there are 1,712 of them, a class of one to five
-images would be held down by odds that no image of it makes up for. After a base session r is small, and no class
-reaches the bound.
+scores into odds. L_c grows with the number of feature values and with how far apart the known classes lie: with 1,712
+values, or after a long base session, a class of one to thirty images would be held down by odds that no image of it
+makes up for. Where S is known the bound halves with every two images more, and most of caution's guard is left out.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
 narrow where it looks narrow. The share r of it is therefore replaced by a round one, broad only along the strength of
@@ -73,7 +74,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Annotated, ClassVar, Literal, Self, Unpack
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -98,8 +99,24 @@ _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_featur
 _LOOKED_AT = 2  # base images a feature value that aim the sketches: as much memory as the shared covariance
 _TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
 _TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.375, 1.611, 0.2787  # a line through 412 models, see benchmarks/temperature.py
-_BOUND = 1.5  # of what a class of few images pays, in temperatures; see benchmarks/payments.py
 _TINY = 1e-6  # variance where none has been seen yet
+
+
+class Bounds(NamedTuple):
+    """What a class of n images pays at most above the mean of all, in temperatures and units of ``caution``.
+
+    ``unknown`` / (n^``power`` r^0.5), and ``known`` halved with every ``halved`` images more, whichever is less.
+    r^``guard`` of caution's guard is left. See benchmarks/payments.py and payments_after_base.py.
+    """
+
+    unknown: float = 1.5
+    power: float = 1.0
+    known: float = 2.1
+    halved: float = 2.0
+    guard: float = 1 / 8
+
+
+_BOUNDS = Bounds()
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
 }
@@ -140,8 +157,8 @@ class RDA(FrozenLearner):
     """
 
     # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4; 4: round without the strength;
-    # 5: sketches filled with a share of the shared covariance; 6: P_c without its bound
-    scoring: ClassVar[int] = 7
+    # 5: sketches filled with a share of the shared covariance; 6: P_c without its bound; 7: bounded while S is unknown
+    scoring: ClassVar[int] = 8
     former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (3, (1.0, 1.2))}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
@@ -402,12 +419,14 @@ class RDA(FrozenLearner):
         whole = 1 - (1 - self._shared().unknown) * (1 - alone**3)  # q
         return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * above_mean(volume / n, means.met)
 
-    def payments(self, means: ClassMeans, bound: float = _BOUND, power: float = 1.0) -> Tensor:
+    def payments(self, means: ClassMeans, bounds: Bounds = _BOUNDS) -> Tensor:
         """P_c, what is taken off each class's score for its few images, float64 [K]."""
+        n, unknown = self.stats.count.clamp_min(1).double(), self._shared().unknown
         density, guard = self._pays(means)
-        paid = density + (self.caution - 1) * guard
-        most = bound * self.caution * self._temperature(means) / self._shared().unknown.sqrt()
-        return paid - (above_mean(paid, means.met) - most / self.stats.count.clamp_min(1) ** power).clamp_min(0)
+        paid = density + (self.caution - 1) * unknown**bounds.guard * guard
+        while_unknown = bounds.unknown / (n**bounds.power * unknown.sqrt())
+        most = torch.minimum(while_unknown, bounds.known * torch.exp2((1 - n) / bounds.halved))
+        return paid - (above_mean(paid, means.met) - self.caution * self._temperature(means) * most).clamp_min(0)
 
     def _derive(self) -> Rule:
         if self.storage == "mean":
