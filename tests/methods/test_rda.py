@@ -434,5 +434,9 @@ def test_the_defaults_are_what_the_benchmarks_found() -> None:
     assert min(few["strength"].values()) - 2 < shared._STRENGTH < max(few["strength"].values()) + 2
     assert chosen > few["mean_plain"]
     assert json.loads((results / "familiarity.json").read_text())["best"] == rule.BACKGROUND
+    bounds = Bounds()
+    assert json.loads((results / "payments.json").read_text())["chosen"] == [bounds.unknown, bounds.power]
+    after_base = json.loads((results / "payments_after_base.json").read_text())["chosen"]
+    assert after_base == {"known": bounds.known, "halved": bounds.halved, "guard": bounds.guard}
     usual = RDA(backbone="reduced_resnet18").get_params()
     assert {name: usual[name] for name in best} == best
