@@ -34,7 +34,8 @@ least with which old classes of the base session lost at most 1 point to a first
 What a class pays more than the others on average is bounded in units of T, the temperature that turns differences of
 scores into odds. L_c grows with the number of feature values and with how far apart the known classes lie: with 1,712
 values, or after a long base session, a class of one to thirty images would be held down by odds that no image of it
-makes up for. Where S is known the bound halves with every two images more, and about half of caution's guard is left out.
+makes up for. Where S is known the bound halves with every two images more, and about half of caution's guard is
+left out.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
 narrow where it looks narrow. The share r of it is therefore replaced by a round one, broad only along the strength of
