@@ -80,7 +80,7 @@ def one_more(z: Tensor, n_old: int, learned: int, draw: int) -> Tensor:
         taught = pictures
         means = learner._current().means
         scores = learner.score(asked) + learner.payments(means)
-        answers = [(scores - learner.payments(means, Bounds(*bound))).argmax(1) for bound in BOUNDS]
+        answers = [(scores - learner.payments(means, Bounds(*bound, known=NONE))).argmax(1) for bound in BOUNDS]
         answers.append(plain.score(asked[:, last]).argmax(1))
         right = [answer.view(-1, TESTED) == torch.arange(n_old + 1)[:, None] for answer in answers]
         found.append(100 * torch.stack(right).double().mean(2))  # [bounds + 1, classes]
