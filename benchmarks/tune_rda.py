@@ -12,15 +12,10 @@ parameter after another, and goes round again until nothing changes, so neither 
 preference from elsewhere.
 ``prior`` is counted in images per feature value so that it carries over to another width.
 
-``caution`` says what old classes may lose for a new one of one image. That is a choice and not a maximum, so it is
-made last and by a rule: the least caution with which old classes lose at most 1 point (``MAY_LOSE``) to the first
-picture of another one: 9 and 23 pseudo-novel classes of 30 images, with the networks of both splits and with
-EfficientNet-Lite0, and the 36 pseudo-base classes with all their images; each on its own. The whole curve is written
-beside the result, after one, three and ten pictures, with nearest means on the same images.
+What a class of few images pays, and so ``caution``, is chosen by first_pictures_of_base.py.
 """
 
 import argparse
-import copy
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +31,6 @@ from nocl import data, nets
 from nocl.data import Dataset
 from nocl.data.features import extract
 from nocl.experiments.base_copy import PARTITION, base_only
-from nocl.methods.ncm import NCM
 from nocl.methods.rda.method import RDA
 from nocl.metrics import Scores
 from nocl.plumbing.files import write_json, write_tensors
@@ -48,7 +42,7 @@ RECIPE: dict[str, JSON] = {
     "lr": 0.1, "schedule": "onecycle", "weight_decay": 5e-4, "augment": "crop_flip", "normalize": True,
 }  # fmt: skip
 START: dict[str, JSON] = {
-    "stages": [4], "power": 1.0, "prior": 3.0, "ridge": 0.001, "caution": 1.0, "degrees": 30.0,
+    "stages": [4], "power": 1.0, "prior": 3.0, "ridge": 0.001, "degrees": 30.0,
 }  # fmt: skip
 ROUNDS: list[dict[str, list[JSON]]] = [
     {"stages": [[4], [3, 4], [2, 3, 4], [1, 2, 3, 4], [2, 3, 4, -2, -3], [1, 2, 3, 4, -1, -2, -3]]},
@@ -60,10 +54,7 @@ ROUNDS: list[dict[str, list[JSON]]] = [
 SWEEPS = 3  # at most
 SPLITS = (0, 1)
 SHOTS = (5, 20, 100, None)
-CAUTIONS = (0.0, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
-PICTURES = (1, 3, 10)
-OLD, LEARNED, TESTED, DRAWS = (9, 23), 30, 50, 12  # old classes, images of each, images to ask, repetitions
-MAY_LOSE = 1.0  # points: 1.5 are asked for, and other images than these will differ
+LEARNED, TESTED = 30, 50  # images of a pseudo-novel class for other benchmarks: to learn and to ask
 EYES = "efficientnet_lite0@128"
 
 
@@ -130,7 +121,7 @@ class Bench:
         found = []
         for shots in counts:
             learner = self.learner(settings["stages"], settings["power"], shots)
-            for name in ("prior", "ridge", "caution", "degrees"):
+            for name in ("prior", "ridge", "degrees"):
                 setattr(learner, name, settings[name])
             learner._rule = Cached()
             found.append(self.bank.scores(learner, self.blocks))
@@ -162,94 +153,6 @@ def _novel(bench: Bench) -> list[int]:
 
 def _rows(bank: Bank, c: int) -> Tensor:
     return torch.from_numpy(np.flatnonzero(bank.train_y == c)[: LEARNED + TESTED])
-
-
-def first_pictures(z: Tensor, n_old: int, settings: dict[str, JSON]) -> Tensor:
-    """In percent, what the old lose and how often the new is known: [cautions, at the end nearest means; pictures; 2].
-
-    ``z`` are features [classes, images, d].
-    """
-    return torch.stack([_first_pictures(z, n_old, settings, draw) for draw in range(DRAWS)]).mean(0)
-
-
-def _first_pictures(z: Tensor, n_old: int, settings: dict[str, JSON], draw: int) -> Tensor:
-    random = np.random.default_rng(draw)
-    classes = random.permutation(len(z))[: n_old + 1]
-    images = torch.stack([z[c][torch.from_numpy(random.permutation(z.shape[1]))] for c in classes])
-    learners = _learners(z.shape[2], settings)
-    for each in learners:
-        each.learn(images[:-1, :LEARNED].flatten(0, 1), torch.arange(n_old).repeat_interleave(LEARNED))
-    return _one_more(learners, images[-1], images[:, LEARNED:])
-
-
-def after_base(bench: Bench, settings: dict[str, JSON]) -> Tensor:
-    """The same where the pseudo-base classes, which trained the network, are the old ones with all their images."""
-    bank, columns = bench.bank, bench.bank.columns(RDA(backbone=bench.backbone).stages)
-    learners = _learners(len(columns), settings)
-    for label, c in enumerate(bench.blocks[0]):
-        z = bank.train[np.flatnonzero(bank.train_y == c)][:, columns]
-        for each in learners:
-            each.learn(z, torch.full((len(z),), label))
-    asked = [bank.test[np.flatnonzero(bank.test_y == c)[:TESTED]][:, columns] for c in bench.blocks[0]]
-    found = []
-    for c in _novel(bench)[:DRAWS]:
-        new = bank.test[np.flatnonzero(bank.test_y == c)[:TESTED]][:, columns]
-        shown = bank.train[_rows(bank, c)][:, columns]
-        found.append(_one_more(copy.deepcopy(learners), shown, torch.stack([*asked, new])))
-    return torch.stack(found).mean(0)
-
-
-def _learners(dim: int, settings: dict[str, JSON]) -> tuple[RDA, NCM]:
-    plain = NCM(backbone=f"features:{dim}")
-    given = {**settings, "stages": None, "caution": 0.0, "shortlist": None}
-    return RDA(backbone=plain.backbone, **given), plain  # type: ignore[arg-type]
-
-
-def _one_more(learners: tuple[RDA, NCM], shown: Tensor, asked: Tensor) -> Tensor:
-    """``first_pictures`` of a class whose images are ``shown`` [images, d]; ``asked`` [classes, images, d], it last."""
-    (learner, plain), new = learners, len(asked) - 1
-    accuracies, taught = [], 0
-    for pictures in (0, *PICTURES):
-        for each in learners if pictures else ():
-            each.learn(shown[taught:pictures], torch.full((pictures - taught,), new))
-        taught = pictures
-        answers = [*_answers(learner, asked.flatten(0, 1)), plain.score(asked.flatten(0, 1)).argmax(1)]
-        accuracies.append(torch.stack([_by_class(answer, len(asked)) for answer in answers]))
-    before, after = accuracies[0], torch.stack(accuracies[1:], 1)  # [methods, classes], [methods, pictures, classes]
-    lost = before[:, None, :-1].mean(2) - after[:, :, :-1].mean(2)
-    return torch.stack([lost, after[:, :, -1]], 2)
-
-
-def _answers(learner: RDA, asked: Tensor) -> list[Tensor]:
-    """With each caution, of a learner that has none."""
-    means = learner._current().means
-    scores, answers = learner.score(asked) + learner.payments(means), []
-    for learner.caution in CAUTIONS:
-        answers.append((scores - learner.payments(means)).argmax(1))
-    learner.caution = 0.0
-    return answers
-
-
-def _by_class(answers: Tensor, n_classes: int) -> Tensor:
-    """Percent right of each class; answers are in the order of the classes."""
-    return 100 * (answers.view(n_classes, -1) == torch.arange(n_classes)[:, None]).double().mean(1)
-
-
-def trade(found: Mapping[tuple[str, int], Tensor]) -> tuple[float, list[JSON]]:
-    """The least caution with which the old classes lose no more than they may, and all curves, by network and old."""
-    curves: list[JSON] = []
-    for (name, n_old), results in found.items():
-        for caution, (lost, new) in zip((*CAUTIONS, "ncm"), results.mT):
-            row: JSON = {"network": name, "old": n_old, "caution": caution, "images": [*PICTURES]}
-            curves.append({**row, "lost": _rounded(lost), "new": _rounded(new)})  # type: ignore[dict-item]
-            print(curves[-1], flush=True)
-    worst = torch.stack([results[:-1, 0, 0] for results in found.values()]).amax(0)
-    enough = [caution for caution, lost in zip(CAUTIONS, worst.tolist()) if lost <= MAY_LOSE]
-    return min(enough, default=CAUTIONS[-1]), curves
-
-
-def _rounded(values: Tensor) -> list[JSON]:
-    return [round(float(value), 2) for value in values]
 
 
 def train(stream: Stream, backbone: str, recipe: dict[str, JSON], cache: Path) -> tuple[Path, dict[str, JSON]]:
@@ -301,15 +204,9 @@ def main() -> None:
     whole = data.load("cifar100", root=args.data)
     benches = [open_bench(whole, split, args) for split in SPLITS]
     best, trials = settle(benches)
-    sources = {f"{args.backbone}, split {split}": of_copy(bench) for split, bench in zip(SPLITS, benches)}
-    sources[EYES] = of_eyes(benches[0])
-    found = {(name, n_old): first_pictures(z, n_old, best) for name, z in sources.items() for n_old in OLD}
-    for split, bench in zip(SPLITS, benches):
-        found[f"{args.backbone}, split {split}, base session", len(bench.blocks[0])] = after_base(bench, best)
-    best["caution"], curve = trade(found)
     copies: list[JSON] = [{"base": bench.origin, "stream": bench.stream.describe()} for bench in benches]
     command = f"python benchmarks/tune_rda.py --backbone {args.backbone} --epochs {args.epochs}"
-    keep(args.out / "tune_rda.json", command, benches[0].bank, best=best, trials=trials, caution=curve, copies=copies)
+    keep(args.out / "tune_rda.json", command, benches[0].bank, best=best, trials=trials, copies=copies)
 
 
 if __name__ == "__main__":

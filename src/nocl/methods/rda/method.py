@@ -10,10 +10,9 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    P_c = (q_c + (1 - q_c) / (2 n_c)) L_c + (caution - 1) r^(1/8) q_c Y_c,   q_c = 1 - (1 - r) (1 - (X_c / L_c)^3)
-    P_c is at most caution T min(1.5 / (n_c r^0.5), 2.1 / 2^((n_c - 1) / 2)) above its mean over all classes
-    score of c = - (nu + d) log(1 + D_c / nu) - P_c
-    B_c, X_c, Y_c = what b_c, L_c and L_c / n_c exceed their means over all classes by
+    P_c = 0.65 caution (1 + r / 2) (r L_c + (1 - r) X_c) / 2^((n_c - 1) / 3)        what a class pays
+    score of c = - (nu + d) log(1 + D_c / nu) - P_c + what own shapes changed for others (rule.py)
+    B_c, X_c = what b_c and L_c exceed their means over all classes by
     r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
@@ -22,20 +21,19 @@ it neither takes the images of others nor is never chosen. For many images V_c g
 **Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
-L_c is the logarithm of the volume that a class takes. It counts whole (q_c = 1: the score is the density of the class)
-while S is unknown, and for a class that is alone in being new. After a base session with many new classes it counts by
-1 / (2 n_c): the classes that trained the network lie further apart than new ones do, and expected as far out as they
-are, classes of 1 to 20 images would hardly ever be chosen.
+L_c is the logarithm of the volume that a class takes. A class of one image is judged by about its density, so it pays
+L_c. With every three images more it pays half of that: on base classes less was needed than the density says. Where S
+is known, which is after a base session, only what a class exceeds the others by is counted (X_c): of many new classes
+each pays less than one that is alone, or they would hardly ever be chosen, because the classes that trained the network
+lie further apart than new ones do.
 
-``caution`` is the one setting for what the old classes may lose for a new one: with 1 a class of one image is judged by
-its density; more guards classes of many images against those of one, less favours the new. Where all classes have
-equally few images there is nobody to guard, so it counts what L_c / n_c exceeds the others' by. The default is the
-least with which old classes of the base session lost at most 1 point to a first picture.
-What a class pays more than the others on average is bounded in units of T, the temperature that turns differences of
-scores into odds. L_c grows with the number of feature values and with how far apart the known classes lie: with 1,712
-values, or after a long base session, a class of one to thirty images would be held down by odds that no image of it
-makes up for. Where S is known the bound halves with every two images more, and about half of caution's guard is
-left out.
+``caution`` is the one setting for what the old classes may lose for a new one. With its default 2 and the other numbers
+of P_c a new class is recognised most often while base classes lose at most about a point to it
+(benchmarks/first_pictures_of_base.py).
+
+**Like is compared with like.** Classes of many images have shapes of their own, which put off images that fit none of
+them. A class without such a shape would collect these. So it is compared with the others by the shape they share: what
+their own shapes changed in the best score of an image is added to the score of a class that has none (``rule.py``).
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
 narrow where it looks narrow. The share r of it is therefore replaced by a round one, broad only along the strength of
@@ -98,26 +96,19 @@ _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _LOOKED_AT = 2  # base images a feature value that aim the sketches: as much memory as the shared covariance
-_TOGETHER = 0.5  # share of L that classes of one image pay after a base session where many are new
 _TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.375, 1.611, 0.2787  # a line through 412 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
 
 
-class Bounds(NamedTuple):
-    """What a class of n images pays at most above the mean of all, in temperatures and units of ``caution``.
+class Paying(NamedTuple):
+    """What a class pays: ``volume`` of L_c times caution, more ``while_unknown``, half with every ``halved`` images."""
 
-    ``unknown`` / (n^``power`` r^0.5), and ``known`` halved with every ``halved`` images more, whichever is less.
-    r^``guard`` of caution's guard is left. See benchmarks/payments.py and payments_after_base.py.
-    """
-
-    unknown: float = 1.5
-    power: float = 1.0
-    known: float = 2.1
-    halved: float = 2.0
-    guard: float = 1 / 8
+    volume: float = 0.65
+    while_unknown: float = 0.5
+    halved: float = 3.0
 
 
-_BOUNDS = Bounds()
+_PAYING = Paying()
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
 }
@@ -142,7 +133,7 @@ class RDA(FrozenLearner):
         Degrees of freedom of Student's t, above 0: how heavy the tails are (a million: a Gaussian).
     caution
         What the old classes may lose for a new one of few images, 0 or more: the more, the less they lose and the less
-        often the new class is recognised. 1 adds no guard to what a class pays for its uncertain mean.
+        often the new class is recognised. 0: a class pays nothing for its uncertain mean; 2 is what base classes chose.
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``sketch``, ``shared`` or ``mean`` (see
         above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, where a covariance is megabytes a
@@ -158,8 +149,8 @@ class RDA(FrozenLearner):
     """
 
     # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4; 4: round without the strength;
-    # 5: sketches filled with a share of the shared covariance; 6: P_c without its bound; 7: bounded while S is unknown
-    scoring: ClassVar[int] = 8
+    # 5: sketches filled with a share of the shared covariance; 6 to 8: P_c with bounds; 9: like is compared with like
+    scoring: ClassVar[int] = 9
     former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (3, (1.0, 1.2))}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
@@ -413,30 +404,22 @@ class RDA(FrozenLearner):
     def _shared(self) -> Shared:
         return Shared(self.stats, strong=self.power != 1)
 
-    def _pays(self, means: ClassMeans) -> tuple[Tensor, Tensor]:
-        """What each class pays for its uncertain mean, and what a caution of 1 more adds to it, float64 [K]."""
-        n, volume = self.stats.count.clamp_min(1), means.log_volume
-        alone = above_mean(volume, means.met) / volume.clamp_min(_TINY)
-        whole = 1 - (1 - self._shared().unknown) * (1 - alone**3)  # q
-        return (whole + (1 - whole) * _TOGETHER / n) * volume, whole * above_mean(volume / n, means.met)
-
-    def payments(self, means: ClassMeans, bounds: Bounds = _BOUNDS) -> Tensor:
+    def payments(self, means: ClassMeans, paying: Paying = _PAYING) -> Tensor:
         """P_c, what is taken off each class's score for its few images, float64 [K]."""
-        n, unknown = self.stats.count.clamp_min(1).double(), self._shared().unknown
-        density, guard = self._pays(means)
-        paid = density + (self.caution - 1) * unknown**bounds.guard * guard
-        while_unknown = bounds.unknown / (n**bounds.power * unknown.sqrt())
-        most = torch.minimum(while_unknown, bounds.known * torch.exp2((1 - n) / bounds.halved))
-        return paid - (above_mean(paid, means.met) - self.caution * self._temperature(means) * most).clamp_min(0)
+        more = (self.stats.count - 1).clamp_min(0).double()
+        unknown, volume = self._shared().unknown, means.log_volume
+        counted = unknown * volume + (1 - unknown) * above_mean(volume, means.met)
+        share = self.caution * paying.volume * (1 + paying.while_unknown * unknown)
+        return share * counted * torch.exp2(-more / paying.halved)
 
     def _derive(self) -> Rule:
         if self.storage == "mean":
             means = ClassMeans.certain(self.stats.mean)
             nothing = torch.zeros_like(self.stats.count)
-            return Rule(means, self.stats.count, nothing, None, nothing, self.class_covariances)
+            return Rule(means, self.stats.count, nothing, None, nothing, nothing, self.class_covariances)
         root = linalg.inverse_root(self.shared_covariance(), "rda's shared covariance")
-        own = SKETCHED if self.has_sketches else DENSE
-        kind = torch.where(self._shares() <= 1 - _OWN_FROM, own, NORMAL) * (self.has_shapes or self.has_sketches)
+        usual = SKETCHED if self.has_sketches else DENSE
+        kind = torch.where(self._shares() <= 1 - _OWN_FROM, usual, NORMAL) * (self.has_shapes or self.has_sketches)
         low, closed = None, self.storage == "lowrank" and bool(self.shapes.reference.any())
         known, vague = (self.stats.count, self.stats.mean), float(self._shared().unknown ** 4)
         if closed:
@@ -453,4 +436,5 @@ class RDA(FrozenLearner):
                 self.sketches, self._shares(), self._weights(), self.sketches.unseen(self.stats.count),
                 turn=means.turn, variance=means.variance, whole=self.shared_covariance(),
             )  # fmt: skip
-        return Rule(means, self.stats.count, offset, self.degrees, kind, self.class_covariances, low, sketched)
+        own = (1 - self._shares()) * (kind != NORMAL)
+        return Rule(means, self.stats.count, offset, self.degrees, kind, own, self.class_covariances, low, sketched)

@@ -3,7 +3,13 @@
     u = G (z - centre)                                        coordinates of ``ClassMeans``
     P_c = G Sigma_c G^T + diag(V_c),  D_c = (u - m_c)^T P_c^-1 (u - m_c)
     B = sum over coordinates of u^2 / (1 + e)                 the distance to a class of no images
-    t(D) = - (nu + d) log(1 + D / nu),  score of c = t(D_c) - offset_c - 0.9 t(B)
+    t(D) = - (nu + d) log(1 + D / nu),  s_c = t(D_c) - offset_c
+    score of c = s_c + 0.75 (1 - b_c / b) (max s - max s with the shared shape) - 0.9 t(B)
+
+**Like is compared with like.** Classes of many images have a share b_c of their own shape, the best known b. An own
+shape brings the images of its class nearer and puts all others further off, so images that fit no class well would go
+to a class that has none. What the own shapes changed in the best score among the classes that have them is therefore
+added to the others' scores, the more the less they have of their own; 0.75 of it, which base classes chose.
 
 The last term is the same for all classes: it changes no answer and no probability, but makes scores of different images
 comparable. An image that is unlike everything has a small t(D_c) for every class, and so has one that is merely far
@@ -30,6 +36,7 @@ from nocl.stats.class_stats import tukey
 
 _MATRICES_AT_ONCE = 64  # bounds the memory of factorising
 BACKGROUND = 0.9  # share of t(B) in the scores
+ALIKE = 0.75  # share of what own shapes changed, in the scores of classes without; benchmarks/first_pictures_of_base.py
 _FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
 NORMAL, LOW, DENSE, SKETCHED = 0, 1, 2, 3  # kinds of P_c: diagonal, low-rank, a factor of its own, a sketch
 
@@ -38,7 +45,8 @@ class Rule:
     """What scoring needs; the classes' own factors and the shortlist are made on demand.
 
     ``offset`` [K] is subtracted from the scores, ``degrees`` is nu (None: the score is -D). ``kind`` [K] says what P_c
-    is; ``covariances`` gives Sigma_c, float64 [C, d, d], of some classes.
+    is, ``own`` [K] the share of the class's own shape in it; ``covariances`` gives Sigma_c, float64 [C, d, d], of some
+    classes.
     """
 
     def __init__(
@@ -48,13 +56,14 @@ class Rule:
         offset: Tensor,
         degrees: float | None,
         kind: Tensor,
+        own: Tensor,
         covariances: Callable[[Tensor], Tensor],
         low: LowRankInverses | None = None,
         sketched: SketchedInverses | None = None,
     ) -> None:
         self.means, self.count, self.degrees, self.kind = means, count, degrees, kind
         self.covariances, self.low, self.sketched = covariances, low, sketched
-        self.offset = offset.float()
+        self.offset, self.lacking = offset.float(), lacking(own, count)
         self.turn, self.origin = means.turn.float(), (means.turn @ means.centre).float()
         self.mean = means.mean.float()  # [K, d]
         self.weight = (1 / (1 + means.variance)).float()  # [K, d], the diagonal of P_c^-1 where it is all of it
@@ -84,9 +93,7 @@ class Rule:
 
     def plain_distances(self, u: Tensor) -> Tensor:
         """D [B, K] where P_c is taken as I + diag(V_c)."""
-        pulled = self.weight * self.mean
-        distance = u.square() @ self.weight.T - 2 * u @ pulled.T + (pulled * self.mean).sum(1)
-        return distance.clamp_min(0)
+        return diagonal_distances(u, self.mean, self.weight).clamp_min(0)
 
     def rough_distances(self, u: Tensor) -> Tensor:
         """D [B, K], nearly."""
@@ -124,12 +131,21 @@ class Rule:
             out.scatter_(1, best, torch.where(kind == LOW, scores, out.gather(1, best)))
         self._score_alone(u, best, kind == DENSE, out)
         self._score_alone(u, best, kind == SKETCHED, out)
+        out = self._alike(u, best, out)
         if wanted == len(self.kind):
             return out
         left = torch.ones_like(out, dtype=torch.bool).scatter_(1, best, False)
         floor = out.masked_fill(left, float("inf")).amin(1, keepdim=True)
         highest = rough.masked_fill(~left, float("-inf")).amax(1, keepdim=True)
         return torch.where(left, floor + (rough - highest) - 1, out)
+
+    def _alike(self, u: Tensor, best: Tensor, out: Tensor) -> Tensor:
+        """Exact scores where a class is compared with others by the shape they share, as far as it has none."""
+        if not bool(self.lacking.any()):
+            return out
+        shaped = (self.kind[best] != NORMAL) & (self.count[best] > 0)
+        alone = self.score_of(self.plain_distances(u))
+        return out + self.lacking * changed(out.gather(1, best), alone.gather(1, best), shaped)
 
     def _score_alone(self, u: Tensor, best: Tensor, wanted: Tensor, out: Tensor) -> None:
         """Write the scores of those pairs of an image and a class in ``best`` that are wanted, class by class."""
@@ -165,12 +181,18 @@ class Portable(nn.Module):
     roots: Tensor  # [K d, d], or empty where every P_c is diagonal; of sketches [K s, d]
     anchors: Tensor  # [K, d], of sketches [K, s]
     energies: Tensor  # [K, s], of sketches
+    simple: Tensor  # [K, d], the diagonal of P_c^-1 with the shared shape
+    lacking: Tensor  # [K]
+    shaped: Tensor  # bool [K]
 
     def __init__(self, power: float, rule: Rule) -> None:
         super().__init__()
         self.power, self.degrees, self.shape = power, rule.degrees, rule.mean.shape
-        for name in ("turn", "origin", "offset", "mean", "weight", "unmet"):
+        for name in ("turn", "origin", "offset", "mean", "weight", "unmet", "lacking"):
             self.register_buffer(name, getattr(rule, name))
+        self.register_buffer("simple", rule.weight)
+        self.register_buffer("shaped", (rule.kind != NORMAL) & (rule.count > 0))
+        self.alike = bool(rule.lacking.any())
         roots = rule.mean.new_zeros(0, *rule.mean.shape[1:])
         self.sketched = rule.sketched is not None
         everything = torch.arange(len(rule.kind), device=rule.mean.device)
@@ -193,17 +215,44 @@ class Portable(nn.Module):
             seen = (u @ self.roots.T).view(-1, *self.anchors.shape)  # [B, K, d]
             distance = (seen - self.anchors).square().sum(2)
         else:
-            pulled = self.weight * self.mean
-            distance = u.square() @ self.weight.T - 2 * u @ pulled.T + (pulled * self.mean).sum(1)
+            distance = diagonal_distances(u, self.mean, self.weight)
         if self.sketched:
             seen = (u @ self.roots.T).view(-1, *self.anchors.shape)  # [B, K, s]
             distance = distance - ((seen - self.anchors).square() * self.energies).sum(2)
         scores = log_t(distance.clamp_min(0), self.degrees, self.shape[1]) - self.offset
+        if self.alike:
+            alone = diagonal_distances(u, self.mean, self.simple).clamp_min(0)
+            alone = log_t(alone, self.degrees, self.shape[1]) - self.offset
+            scores = scores + self.lacking * changed(scores, alone, self.shaped.expand_as(scores))
         return scores - background(u, self.unmet, self.degrees)[:, None]
+
+
+def diagonal_distances(u: Tensor, mean: Tensor, weight: Tensor) -> Tensor:
+    """sum of weight (u - mean)^2 [B, K], for u [B, d], mean and weight [K, d]."""
+    pulled = weight * mean
+    distance: Tensor = u.square() @ weight.T - 2 * u @ pulled.T + (pulled * mean).sum(1)
+    return distance
 
 
 def _through(root: Tensor, away: Tensor) -> Tensor:
     return (away @ root.T).square().sum(1)
+
+
+def lacking(own: Tensor, count: Tensor) -> Tensor:
+    """What of an own shape each class lacks against the class that has most of it, by the share in the scores [K].
+
+    >>> lacking(torch.tensor([0.0, 0.1, 0.2]), torch.tensor([1, 50, 200]))
+    tensor([0.7500, 0.3750, 0.0000])
+    """
+    most = (own * (count > 0)).max() if len(own) else own.sum()
+    return (ALIKE * (1 - own / most) * (count > 0)).float() if float(most) > 0 else torch.zeros_like(own).float()
+
+
+def changed(own: Tensor, alone: Tensor, shaped: Tensor) -> Tensor:
+    """[B, 1]: best score with own shapes less the best without, among the ``shaped`` of scores [B, C]; 0 where none."""
+    nothing = torch.tensor(float("-inf"), device=own.device)
+    gain = torch.where(shaped, own, nothing).amax(1) - torch.where(shaped, alone, nothing).amax(1)
+    return torch.where(shaped.any(1), gain, 0)[:, None]
 
 
 def background(u: Tensor, unmet: Tensor, degrees: float | None) -> Tensor:
