@@ -10,9 +10,9 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    P_c = 0.65 caution (1 + r / 2) (r L_c + (1 - r) X_c) / 2^((n_c - 1) / 3)        what a class pays
+    P_c = 0.65 caution (1 + 0.75 r) (r (L_c - L) + (1 - r) X_c) / 2^((n_c - 1) / 4)        what a class pays
     score of c = - (nu + d) log(1 + D_c / nu) - P_c + what own shapes changed for others (rule.py)
-    B_c, X_c = what b_c and L_c exceed their means over all classes by
+    B_c, X_c = what b_c and L_c exceed their means over all classes by,   L = the least L_c
     r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
@@ -22,10 +22,10 @@ it neither takes the images of others nor is never chosen. For many images V_c g
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
 L_c is the logarithm of the volume that a class takes. A class of one image is judged by about its density, so it pays
-L_c. With every three images more it pays half of that: on base classes less was needed than the density says. Where S
-is known, which is after a base session, only what a class exceeds the others by is counted (X_c): of many new classes
-each pays less than one that is alone, or they would hardly ever be chosen, because the classes that trained the network
-lie further apart than new ones do.
+what its L_c exceeds that of the best known class by. With every four images more it pays half of that: on base classes
+less was needed than the density says. Where S is known, which is after a base session, only what a class exceeds the
+mean of all by is counted (X_c): of many new classes each pays less than one that is alone, or they would hardly ever be
+chosen, because the classes that trained the network lie further apart than new ones do.
 
 ``caution`` is the one setting for what the old classes may lose for a new one. With its default 2 and the other numbers
 of P_c a new class is recognised most often while base classes lose at most about a point to it
@@ -104,8 +104,8 @@ class Paying(NamedTuple):
     """What a class pays: ``volume`` of L_c times caution, more ``while_unknown``, half with every ``halved`` images."""
 
     volume: float = 0.65
-    while_unknown: float = 0.5
-    halved: float = 3.0
+    while_unknown: float = 0.75
+    halved: float = 4.0
 
 
 _PAYING = Paying()
@@ -408,7 +408,8 @@ class RDA(FrozenLearner):
         """P_c, what is taken off each class's score for its few images, float64 [K]."""
         more = (self.stats.count - 1).clamp_min(0).double()
         unknown, volume = self._shared().unknown, means.log_volume
-        counted = unknown * volume + (1 - unknown) * above_mean(volume, means.met)
+        least = volume[means.met].min() if bool(means.met.any()) else volume
+        counted = unknown * (volume - least).clamp_min(0) + (1 - unknown) * above_mean(volume, means.met)
         share = self.caution * paying.volume * (1 + paying.while_unknown * unknown)
         return share * counted * torch.exp2(-more / paying.halved)
 
