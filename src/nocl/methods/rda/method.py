@@ -21,19 +21,9 @@ it neither takes the images of others nor is never chosen. For many images V_c g
 **Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
 6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 
-L_c is the logarithm of the volume that a class takes. A class of one image is judged by about its density, so it pays
-what its L_c exceeds that of the best known class by. With every four images more it pays half of that: on base classes
-less was needed than the density says. Where S is known, which is after a base session, only what a class exceeds the
-mean of all by is counted (X_c): of many new classes each pays less than one that is alone, or they would hardly ever be
-chosen, because the classes that trained the network lie further apart than new ones do.
-
-``caution`` is the one setting for what the old classes may lose for a new one. With its default 2 and the other numbers
-of P_c a new class is recognised most often while base classes lose at most about a point to it
-(benchmarks/first_pictures_of_base.py).
-
-**Like is compared with like.** Classes of many images have shapes of their own, which put off images that fit none of
-them. A class without such a shape would collect these. So it is compared with the others by the shape they share: what
-their own shapes changed in the best score of an image is added to the score of a class that has none (``rule.py``).
+What a class of few images pays (P_c) is in ``payments.py``; that a class without a shape of its own is compared with
+the others by the shape they share, in ``rule.py``. ``caution`` is the one setting for what the old classes may lose for
+a new one: with its default 2 a new class is recognised most often while base classes lose at most about a point.
 
 S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
 narrow where it looks narrow. The share r of it is therefore replaced by a round one, broad only along the strength of
@@ -73,7 +63,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, Unpack
+from typing import Annotated, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +71,7 @@ from torch import Tensor, nn
 from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
 from nocl.methods.rda.means import ClassMeans, above_mean
+from nocl.methods.rda.payments import Paying, paid
 from nocl.methods.rda.rule import DENSE, LOW, NORMAL, SKETCHED, Portable, Rule
 from nocl.methods.rda.shared import Shared
 from nocl.methods.rda.sketches import ClassSketches, SketchedInverses, filled, rows_for
@@ -98,17 +89,6 @@ _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_featur
 _LOOKED_AT = 2  # base images a feature value that aim the sketches: as much memory as the shared covariance
 _TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.375, 1.611, 0.2787  # a line through 412 models, see benchmarks/temperature.py
 _TINY = 1e-6  # variance where none has been seen yet
-
-
-class Paying(NamedTuple):
-    """What a class pays: ``volume`` of L_c times caution, more ``while_unknown``, half with every ``halved`` images."""
-
-    volume: float = 0.65
-    while_unknown: float = 0.75
-    halved: float = 4.0
-
-
-_PAYING = Paying()
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
 }
@@ -404,14 +384,9 @@ class RDA(FrozenLearner):
     def _shared(self) -> Shared:
         return Shared(self.stats, strong=self.power != 1)
 
-    def payments(self, means: ClassMeans, paying: Paying = _PAYING) -> Tensor:
+    def payments(self, means: ClassMeans, paying: Paying | None = None) -> Tensor:
         """P_c, what is taken off each class's score for its few images, float64 [K]."""
-        more = (self.stats.count - 1).clamp_min(0).double()
-        unknown, volume = self._shared().unknown, means.log_volume
-        least = volume[means.met].min() if bool(means.met.any()) else volume
-        counted = unknown * (volume - least).clamp_min(0) + (1 - unknown) * above_mean(volume, means.met)
-        share = self.caution * paying.volume * (1 + paying.while_unknown * unknown)
-        return share * counted * torch.exp2(-more / paying.halved)
+        return paid(means, self.stats.count, self._shared().unknown, self.caution, paying or Paying())
 
     def _derive(self) -> Rule:
         if self.storage == "mean":
