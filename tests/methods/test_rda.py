@@ -332,6 +332,6 @@ def test_the_defaults_are_what_the_benchmarks_found() -> None:
     usual, paying = RDA(backbone="reduced_resnet18").get_params(), Paying()
     assert json.loads((results / "first_pictures_of_base.json").read_text())["chosen"] == {
         "alike": rule.ALIKE, "paid": usual["caution"] * paying.volume,
-        "while_unknown": paying.while_unknown, "halved": paying.halved,
+        "while_unknown": paying.while_unknown, "halved": paying.halved, "most": usual["caution"] * paying.most,
     }  # fmt: skip
     assert {name: usual[name] for name in best} == best

@@ -23,15 +23,28 @@ def test_what_a_new_class_pays_for_its_uncertain_mean_by_hand(images: int, share
     means = learner._current().means
     means.variance = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64).expand(3, learner.feature_dim)
     expected = 2 * 0.65 * 2 / 3 * learner.feature_dim * math.log(2) * share
-    assert learner.payments(means).tolist() == pytest.approx([0, 0, expected], rel=1e-4, abs=1e-6)
+    free = learner.payments(means, Paying(most=math.inf))
+    assert free.tolist() == pytest.approx([0, 0, expected], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("images", "share"), [(1, 1.0), (5, 0.5)])
+def test_what_a_class_pays_is_bounded_in_odds(images: int, share: float) -> None:
+    learner = rda(shortlist=None, caution=2.0)
+    learner.meet(range(3))
+    learner.stats.count[:] = torch.tensor([500_000, 500_000, images])
+    means = learner._current().means
+    means.variance = torch.tensor([[0.0], [0.0], [1000.0]], dtype=torch.float64).expand(3, learner.feature_dim)
+    means.mean = torch.full_like(means.mean, 0.5)  # of squared length d / 4
+    temperature = 3.375 * (learner.feature_dim / 4) ** 0.2787  # nothing is unknown
+    expected = 2 * 2.25 * temperature * share
+    assert learner.payments(means).tolist() == pytest.approx([0, 0, expected], rel=1e-3, abs=1e-6)
 
 
 def test_while_little_is_known_a_class_pays_more() -> None:
     learner = taught(rda(shortlist=None, caution=2.0), *gaussians([8, 8, 1]))
     means = learner._current().means
     unknown = 1 / (1 + (14 / learner.feature_dim) ** 1.5)
-    paid = learner.payments(means)
-    known = learner.payments(means, Paying(while_unknown=0.0))
+    paid, known = (learner.payments(means, Paying(while_unknown=more, most=math.inf)) for more in (0.75, 0.0))
     assert float(known.max()) > 0
     torch.testing.assert_close(paid, (1 + 0.75 * unknown) * known)
 

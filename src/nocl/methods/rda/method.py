@@ -10,9 +10,9 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    P_c = 0.65 caution (1 + 0.75 r) (r (L_c - L) + (1 - r) X_c) / 2^((n_c - 1) / 4)        what a class pays
+    P_c = caution min(0.65 (1 + 0.75 r) (r (L_c - L) + (1 - r) X_c), 2.25 T) / 2^((n_c - 1) / 4)   what a class pays
     score of c = - (nu + d) log(1 + D_c / nu) - P_c + what own shapes changed for others (rule.py)
-    B_c, X_c = what b_c and L_c exceed their means over all classes by,   L = the least L_c
+    B_c, X_c = what b_c and L_c exceed their means over all classes by,   L = the least L_c,   T = the temperature
     r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
@@ -386,7 +386,8 @@ class RDA(FrozenLearner):
 
     def payments(self, means: ClassMeans, paying: Paying | None = None) -> Tensor:
         """P_c, what is taken off each class's score for its few images, float64 [K]."""
-        return paid(means, self.stats.count, self._shared().unknown, self.caution, paying or Paying())
+        temperature, unknown = self._temperature(means), self._shared().unknown
+        return self.caution * paid(means, self.stats.count, unknown, temperature, paying or Paying())
 
     def _derive(self) -> Rule:
         if self.storage == "mean":
