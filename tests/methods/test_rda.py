@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from nocl.checks import LEARNER_CHECKS
-from nocl.methods.rda import method, rule, shared
+from nocl.methods.rda import rule, shared, temperature
 from nocl.methods.rda.method import RDA
-from nocl.methods.rda.payments import Paying
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.stats.class_stats import ClassStats, tukey
@@ -43,12 +42,12 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     back = torch.linalg.inv(whole)
     measured = back @ measured @ back.T
     measured = (1 - missing**4) * measured + missing**4 * measured.trace() / d * eye
-    middle, e, w, axes = prior_of_means(counts[known], straight[known], measured, missing**4)
+    middle, e, w, axes, rests = prior_of_means(counts[known], straight[known], measured, missing**4)
     centre, away = whole @ middle, straight - middle
     volumes = torch.stack([torch.log1p(1 / (1 / e + n / w)).sum() for n in counts.tolist()])
     weights = (counts - 1) / (counts - 1 + prior * d)
-    found = {"own": [], "alone": []}
-    shapes = torch.zeros(len(counts))
+    found, lengths = {"own": [], "alone": []}, []
+    shapes, few = torch.zeros(len(counts)), 1 / (1 + (counts - 1) / 5)
     for i, n in enumerate(counts.tolist()):
         own = z[y == classes[i]]
         share = float(1 - weights[i] + missing * (weights[i] - weights.mean()).clamp_min(0))
@@ -57,19 +56,25 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
         if shapes[i] > 0:
             covariances["own"] = share * within + added + (1 - share) * torch.cov(own.T)
         variance = 1 / (1 / e + n / w)
-        mean = centre + whole @ axes @ (n / w * variance * (away[i] @ axes))
+        x, believed = away[i] @ axes, n / w * variance
+        if known[i]:
+            leverage = rests[int(known[:i].sum())] * (x.square() / (e + w / n)).sum()
+            believed = torch.maximum(1 - (1 - believed) / (1 - leverage), n / (w / e.min() + n))
+        lengths.append((believed * x).square().sum())
+        mean = centre + whole @ axes @ (believed * x)
         turn = whole @ axes
-        counted = missing * (volumes[i] - volumes.min()) + (1 - missing) * (volumes[i] - volumes.mean()).clamp_min(0)
-        pays = (1 + 0.75 * missing) * counted / 2 ** ((n - 1) / 4)
         for name, covariance in covariances.items():
             predictive = covariance + turn @ torch.diag(variance) @ turn.T
             off = query - mean
             distance = (off @ torch.linalg.inv(predictive) * off).sum(1)
-            found[name].append(-(100 + d) * torch.log1p(distance / 100) - pays)
-    own_scores, alone = (torch.stack(found[name], 1) for name in ("own", "alone"))
+            found[name].append(-(100 + d) * torch.log1p(distance / 100))
+    pays = missing * (volumes - volumes.min()) + (1 - missing) * (volumes - volumes.mean()).clamp_min(0)
+    odds = temperature.temperature(missing, float(torch.stack(lengths).mean()))
+    pays += 2 * odds * missing**0.25 * (few - few.mean()).clamp_min(0)
+    own_scores, alone = (torch.stack(found[name], 1) - pays for name in ("own", "alone"))
     if bool((shapes > 0).any()):
         changed = own_scores[:, shapes > 0].amax(1) - alone[:, shapes > 0].amax(1)
-        own_scores += 0.75 * (1 - shapes / shapes.max()) * changed[:, None]
+        own_scores += (1 - shapes / shapes.max()) * changed[:, None]
     anywhere = within + added + whole @ axes @ torch.diag(e) @ (whole @ axes).T
     distance = ((query - centre) @ torch.linalg.inv(anywhere) * (query - centre)).sum(1)
     return own_scores + 0.9 * (100 + d) * torch.log1p(distance / 100)[:, None]
@@ -80,7 +85,7 @@ def test_scores_equal_the_formula_for_classes_of_one_to_many_images(many: int) -
     z, y = gaussians([1, 2, 5, many, 2 * many])
     query = gaussians([4] * 5, seed=1)[0]
     for prior, ridge in ((0.2, 0.01), (0.01, 0.1), (100.0, 0.0001)):
-        learner = taught(rda(prior=prior, ridge=ridge, caution=1 / 0.65, shortlist=None), z, y)
+        learner = taught(rda(prior=prior, ridge=ridge, caution=2.0, shortlist=None), z, y)
         torch.testing.assert_close(
             learner.score(query).double(), by_formula(z, y, query, prior, ridge), rtol=2e-3, atol=1e-2
         )
@@ -238,7 +243,7 @@ def test_temperature_follows_what_is_known_and_how_far_classes_lie_apart_and_mer
     length = float(learner._derive().means.mean.square().sum(1).mean())
     assert learner.unknown() == pytest.approx(unknown)
     assert learner.squared_length_of_means() == pytest.approx(length)
-    line = method._TEMPERATURE * length**method._BY_LENGTH * math.exp(method._BY_UNKNOWN * unknown)
+    line = temperature.SCALE * length**temperature.BY_LENGTH * math.exp(temperature.BY_UNKNOWN * unknown)
     assert learner.softmax_temperature() == pytest.approx(line)
     assert taught(rda(flip=True), z, y).softmax_temperature() == pytest.approx(2 * line)
     left, right = taught(rda(), z[:20], y[:20]), taught(rda(), z[20:], y[20:])
@@ -320,7 +325,7 @@ def test_vectors_that_may_be_negative_have_no_strength() -> None:
 def test_the_defaults_are_what_the_benchmarks_found() -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results"
     line = json.loads((results / "temperature.json").read_text())["line"]
-    found = (method._TEMPERATURE, method._BY_UNKNOWN, method._BY_LENGTH)
+    found = (temperature.SCALE, temperature.BY_UNKNOWN, temperature.BY_LENGTH)
     assert found == pytest.approx((line["scale"], line["a"], line["b"]), rel=1e-3)
     best = json.loads((results / "tune_rda.json").read_text())["best"]
     few = json.loads((results / "few_classes.json").read_text())
@@ -329,9 +334,5 @@ def test_the_defaults_are_what_the_benchmarks_found() -> None:
     assert min(few["strength"].values()) - 2 < shared._STRENGTH < max(few["strength"].values()) + 2
     assert chosen > few["mean_plain"]
     assert json.loads((results / "familiarity.json").read_text())["best"] == rule.BACKGROUND
-    usual, paying = RDA(backbone="reduced_resnet18").get_params(), Paying()
-    assert json.loads((results / "first_pictures_of_base.json").read_text())["chosen"] == {
-        "alike": rule.ALIKE, "paid": usual["caution"] * paying.volume,
-        "while_unknown": paying.while_unknown, "halved": paying.halved, "most": usual["caution"] * paying.most,
-    }  # fmt: skip
+    usual = RDA(backbone="reduced_resnet18").get_params()
     assert {name: usual[name] for name in best} == best

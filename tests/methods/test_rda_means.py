@@ -49,7 +49,7 @@ def test_axes_between_classes_diagonalise_their_covariance(k: int) -> None:
     away = (mean - mean.mean(0)) @ found.turn.T
     between = away.T @ away
     torch.testing.assert_close(between, torch.diag(between.diagonal()), atol=1e-8 * float(between.max()), rtol=0)
-    _, expected, _, _ = prior_of_means(torch.full((k,), 7), mean @ root.T, torch.eye(d, dtype=torch.float64))
+    _, expected, *_ = prior_of_means(torch.full((k,), 7), mean @ root.T, torch.eye(d, dtype=torch.float64))
     torch.testing.assert_close(found.between.sort().values, expected.sort().values, rtol=1e-5, atol=1e-6)
 
 
@@ -86,3 +86,58 @@ def test_averages_of_few_images_hardly_move_the_prior_of_means() -> None:
     both = ClassMeans(torch.tensor([1000] * 12 + [2] * 12), torch.cat([many, few]), eye).between.sum()
     plain = ClassMeans(torch.full((24,), 1000), torch.cat([many, few]), eye).between.sum()
     assert both - alone < 0.5 * (plain - alone)
+
+
+@pytest.mark.parametrize("images", [3, 20])
+def test_what_is_believed_of_an_average_does_not_rest_on_its_noise(images: int) -> None:
+    """The posterior mean is that of a prior without that part of the class itself, with whole matrices."""
+    draw, d = generator(5, "leave one out"), 6
+    mean = torch.randn(300, d, generator=draw, dtype=torch.float64) * 4.0 ** torch.arange(d)  # hardly shrunk
+    mean[299] *= 3
+    count, eye = torch.tensor([40] * 299 + [images]), torch.eye(d, dtype=torch.float64)
+    found = ClassMeans(count, mean, eye)
+    centre, e, _, axes, own = prior_of_means(count, mean, eye)
+    assert float(own[:299].abs().max()) < 1e-4 * float(own[299])  # that of the others has no more noise than usual
+    x = mean[299] - centre
+    others = axes @ torch.diag(e) @ axes.T - own[299] * x[:, None] * x
+    expected = (others @ torch.linalg.inv(others + eye / images) @ x) @ axes
+    above = e > 2 * e.min()  # in the others what is round decides
+    torch.testing.assert_close((found.mean[299] @ found.turn @ axes)[above], expected[above], rtol=1e-8, atol=0)
+    assert float(own[299] * (x @ axes).square() @ (1 / (e + 1 / images))) > 0.02  # there is something to leave out
+
+
+def test_the_noise_of_an_average_is_not_believed_where_there_are_more_coordinates_than_classes() -> None:
+    """A class of ten images beside forty that are known: its posterior mean lies nearer to the truth."""
+    draw, d = generator(6, "noise"), 300
+    truth = torch.randn(41, d, generator=draw, dtype=torch.float64) * torch.where(torch.arange(d) < 20, 2.0, 0.1)
+    count = torch.tensor([200] * 40 + [10])
+    mean = truth + torch.randn(41, d, generator=draw, dtype=torch.float64) / count[:, None].sqrt()
+    found = ClassMeans(count, mean, torch.eye(d, dtype=torch.float64))
+    believed = found.mean @ found.turn + found.centre
+    naive = (
+        found.centre + ((mean - found.centre) @ found.turn.T / (1 + 1 / (count[:, None] * found.between))) @ found.turn
+    )
+    error = (believed - truth).square().sum(1)
+    assert error[40] < 0.8 * (naive - truth)[40].square().sum()
+    assert error[40] < 0.6 * (mean - truth)[40].square().sum()
+    torch.testing.assert_close(believed[:40], naive[:40], rtol=1e-4, atol=1e-4)
+
+
+def test_in_coordinates_that_were_not_turned_each_is_left_out_by_itself() -> None:
+    draw, d = generator(7, "coordinates"), 4
+    mean = torch.randn(12, d, generator=draw, dtype=torch.float64) * torch.arange(1, d + 1)
+    mean[11] *= 3
+    count, eye = torch.tensor([50] * 11 + [5]), torch.eye(d, dtype=torch.float64)
+    found = ClassMeans(count, mean, eye, rotate=False)
+    centre, _, _, _, own = prior_of_means(count, mean, eye)
+    x = mean[11] - centre
+    others = found.between - own[11] * x.square()
+    assert float((others / found.between).min()) < 0.9
+    torch.testing.assert_close(found.mean[11] / x, others / (others + 1 / 5), rtol=1e-6, atol=0)
+
+
+def test_among_classes_of_as_many_images_nothing_is_left_out() -> None:
+    mean = torch.randn(12, 30, generator=generator(8, "equal"), dtype=torch.float64)
+    found = ClassMeans(torch.full((12,), 7), mean, torch.eye(30, dtype=torch.float64))
+    turned = (mean - found.centre) @ found.turn.T
+    torch.testing.assert_close(found.mean, 7 * found.variance * turned)

@@ -9,44 +9,55 @@ from torch import Tensor
 
 from nocl.methods.rda import rule
 from nocl.methods.rda.method import RDA
-from nocl.methods.rda.payments import Paying
+from nocl.methods.rda.payments import Doubt
 from nocl.plumbing.seeding import generator
 from tests.support.rda_cases import gaussians, rda, taught
 
 
-@pytest.mark.parametrize(("images", "share"), [(1, 1.0), (5, 0.5), (9, 0.25), (200, 0.0)])
-def test_what_a_new_class_pays_for_its_uncertain_mean_by_hand(images: int, share: float) -> None:
-    """Beside two classes that are known, it exceeds the mean of all by two thirds; with every four images, half."""
-    learner = rda(shortlist=None, caution=2.0)
-    learner.meet(range(3))
-    learner.stats.count[:] = torch.tensor([500_000, 500_000, images])
+@pytest.mark.parametrize("others", [2, 10])
+def test_what_a_new_class_pays_for_the_volume_it_takes_by_hand(others: int) -> None:
+    """Beside classes that are known, it exceeds the mean of all by all but its own part of it."""
+    learner = rda(shortlist=None, caution=0)
+    learner.meet(range(others + 1))
+    learner.stats.count[:] = torch.tensor([500_000] * others + [1])
     means = learner._current().means
-    means.variance = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64).expand(3, learner.feature_dim)
-    expected = 2 * 0.65 * 2 / 3 * learner.feature_dim * math.log(2) * share
-    free = learner.payments(means, Paying(most=math.inf))
-    assert free.tolist() == pytest.approx([0, 0, expected], rel=1e-4, abs=1e-6)
+    means.variance = torch.tensor([0.0] * others + [1.0]).double()[:, None].expand(-1, learner.feature_dim)
+    expected = others / (others + 1) * learner.feature_dim * math.log(2)
+    assert learner.payments(means).tolist() == pytest.approx([0] * others + [expected], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize(("images", "share"), [(1, 1.0), (5, 0.5)])
-def test_what_a_class_pays_is_bounded_in_odds(images: int, share: float) -> None:
-    learner = rda(shortlist=None, caution=2.0)
-    learner.meet(range(3))
-    learner.stats.count[:] = torch.tensor([500_000, 500_000, images])
-    means = learner._current().means
-    means.variance = torch.tensor([[0.0], [0.0], [1000.0]], dtype=torch.float64).expand(3, learner.feature_dim)
-    means.mean = torch.full_like(means.mean, 0.5)  # of squared length d / 4
-    temperature = 3.375 * (learner.feature_dim / 4) ** 0.2787  # nothing is unknown
-    expected = 2 * 2.25 * temperature * share
-    assert learner.payments(means).tolist() == pytest.approx([0, 0, expected], rel=1e-3, abs=1e-6)
-
-
-def test_while_little_is_known_a_class_pays_more() -> None:
-    learner = taught(rda(shortlist=None, caution=2.0), *gaussians([8, 8, 1]))
+def test_while_little_is_known_a_class_pays_for_all_of_its_volume() -> None:
+    """r of what it exceeds the best known class by, the rest of what it exceeds the mean by."""
+    learner = taught(rda(shortlist=None, caution=0), *gaussians([8, 8, 1]))
     means = learner._current().means
     unknown = 1 / (1 + (14 / learner.feature_dim) ** 1.5)
-    paid, known = (learner.payments(means, Paying(while_unknown=more, most=math.inf)) for more in (0.75, 0.0))
-    assert float(known.max()) > 0
-    torch.testing.assert_close(paid, (1 + 0.75 * unknown) * known)
+    volume = torch.log1p(means.variance).sum(1)
+    beside_mean = (volume - volume.mean()).clamp_min(0)
+    expected = unknown * (volume - volume.min()) + (1 - unknown) * beside_mean
+    assert float(expected[2]) > 1
+    torch.testing.assert_close(learner.payments(means), expected)
+
+
+@pytest.mark.parametrize(("images", "share"), [(1, 1.0), (6, 0.5), (11, 1 / 3)])
+def test_while_little_is_known_a_class_of_few_images_must_be_likelier_by_hand(images: int, share: float) -> None:
+    """Six images pay half of what one pays, in units of the temperature, beyond what all pay on average."""
+    count, unknown = torch.tensor([10**9, 10**9, images, 0]), torch.tensor(1 / 16, dtype=torch.float64)
+    expected = 3.0 * 0.5 * share * 2 / 3  # of the three classes met
+    found = Doubt().of(count, unknown, 3.0)
+    assert found.tolist() == pytest.approx([0, 0, expected, 0], abs=1e-6)
+    nobody = Doubt().of(torch.zeros(4), unknown, 3.0)
+    assert nobody.tolist() == [0, 0, 0, 0]
+
+
+def test_caution_multiplies_the_doubt_and_nothing_else() -> None:
+    z, y = gaussians([8, 8, 1])
+    none, some, more = (taught(rda(shortlist=None, caution=c), z, y) for c in (0.0, 1.0, 3.0))
+    sure, once, thrice = (each.payments(each._current().means) for each in (none, some, more))
+    unknown = 1 / (1 + (14 / none.feature_dim) ** 1.5)
+    few = torch.tensor([5 / 12, 5 / 12, 1.0], dtype=torch.float64)
+    doubt = some.softmax_temperature() * unknown**0.25 * (few - few.mean()).clamp_min(0)
+    torch.testing.assert_close(once - sure, doubt)
+    torch.testing.assert_close(thrice - sure, 3 * doubt)
 
 
 def test_nothing_is_paid_where_all_classes_have_as_many_images() -> None:
@@ -70,7 +81,7 @@ def test_like_is_compared_with_like_by_hand() -> None:
     assert gain.tolist() == [[-2.0]]
     assert rule.changed(own, alone, torch.zeros(1, 3, dtype=torch.bool)).tolist() == [[0.0]]
     found = own + rule.lacking(torch.tensor([0.2, 0.2, 0.0]), torch.tensor([90, 90, 1])) * gain
-    assert found.tolist() == [[-5.0, -9.0, -7.5]]
+    assert found.tolist() == [[-5.0, -9.0, -8.0]]
     assert rule.lacking(torch.zeros(3), torch.tensor([3, 3, 3])).tolist() == [0.0, 0.0, 0.0]
     assert rule.lacking(torch.zeros(0), torch.zeros(0)).tolist() == []
 

@@ -39,8 +39,8 @@ def relative(scores: Tensor) -> Tensor:
 
 def prior_of_means(
     n: Tensor, averages: Tensor, within: Tensor, vague: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Centre, e, w and axes as the docstring of means.py writes them, with whole matrices."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Centre, e, w, axes and (1 - nu n_c) g_c as the docstring of means.py writes them, with whole matrices."""
     d, weight = averages.shape[1], torch.ones(len(n), dtype=torch.float64)
     for last in (False, False, True):
         k = weight.sum() ** 2 / weight.square().sum()
@@ -62,4 +62,6 @@ def prior_of_means(
     w, differ = (axes.T @ within @ axes).diagonal().clone(), values > 1e-9 * values.max()
     w[~differ] = w[~differ].mean()
     left = values - noise * w
-    return centre, (1 - shrinkage) * left.clamp_min(0) + shrinkage * left.mean(), w, axes
+    e = (1 - shrinkage) * left.clamp_min(0) + shrinkage * left.mean()
+    own = (1 - noise * n).clamp_min(0) * (1 - shrinkage) * k / (k - 1) * weight / weight.sum()
+    return centre, e, w, axes, own

@@ -4,12 +4,23 @@ In coordinates u where the shared covariance is I, the origin lies amid the clas
 them is diagonal (e), a class of n images with average x has
 
     V = 1 / (1 / e + n / w)      posterior variance of its mean, for each coordinate
-    m = n V x / w                posterior mean: a few images are pulled towards the middle of the classes
+    m = n V x / w                posterior mean: a few images are pulled towards the middle of the classes (see below)
 
 and an image of that class has the predictive variance 1 + V around m. One image says little about where its class lies,
 so V is large and the class is broad and cautious; with many images V goes to w / n and m to the average. w is what
 images really vary by: the shared covariance used for distances is rounder than the one measured as long as it rests on
 few images, so w is far below 1 where classes are narrow, and 1 once it is known.
+
+What is believed of an average must not rest on the noise of that average. Where there are more coordinates than
+classes, e finds directions in which each class lies, noise included, and a class of ten images would be believed whole
+in its own. The noise that averages have on average is taken out of e (below); a class of fewer images is noisier, and
+that share of its part, g_c x_c x_c^T, is left out too when the class itself is judged. By Sherman and Morrison's
+formula, as in leave-one-out regression, the posterior mean then is
+
+    m_c = x_c - (1 - s) x_c / (1 - h_c),   s = n V / w,   h_c = sum of (1 - nu n_c) g_c x_c^2 / (e + w / n)
+
+with 1 / nu the number of images that averages rest on, on average; but it is never less than the round part of e alone
+says. V stays, as one direction does not change it. Among classes of as many images nothing is left out.
 
 e comes from the averages x_c themselves. Those of few images are mostly noise, so each counts by what it says about the
 mean of e, g_c = (e / (e + w / n_c))^2, relative to the best known; from their covariance A the noise that the averages
@@ -67,10 +78,13 @@ class ClassMeans:
         else:
             values, noise = averages.rows.square().sum(0), within.diagonal()
         noise = noise.clamp_min(_LEAST_NOISE)  # w, float64 [d]
-        self.between = averages.without_noise(values, noise, vague)  # e, float64 [d]
+        self.between, plain, kept = averages.without_noise(values, noise, vague)  # e, float64 [d]
         n = count[:, None].double() / noise  # n / w
         self.variance = 1 / (1 / self.between + n)  # V, float64 [K, d]
-        self.mean = n * self.variance * turned  # m, float64 [K, d]
+        noisier = (1 - averages.noise * count[known]).clamp_min(0)  # of its noise, what others do not have
+        own = torch.zeros(len(count)).to(mean).masked_scatter(known, kept * noisier * averages.scale)
+        share = _by_others(n * self.variance, own[:, None] * turned.square() / self.between, rotate=rotate)
+        self.mean = torch.maximum(share, n / (1 / plain + n)) * turned  # m, float64 [K, d]
 
     @property
     def log_volume(self) -> Tensor:
@@ -115,15 +129,16 @@ class _Averages:
         self.centre = share @ averages
         self.free = float(1 / share.square().sum()) - 1 if len(n) else 0.0  # k - 1
         self.noise = (share / n).sum()
-        scale = share * (self.free + 1) / self.free if self.free > 0 else torch.zeros_like(share)
-        self.rows = scale[:, None].sqrt() * ((averages - self.centre) @ root.T)
+        self.scale = share * (self.free + 1) / self.free if self.free > 0 else torch.zeros_like(share)
+        self.rows = self.scale[:, None].sqrt() * ((averages - self.centre) @ root.T)
 
-    def without_noise(self, values: Tensor, noise: Tensor, vague: float) -> Tensor:
-        """e of the variances ``values`` [d] of A, along its axes or any others."""
+    def without_noise(self, values: Tensor, noise: Tensor, vague: float) -> tuple[Tensor, Tensor, float]:
+        """e of the variances ``values`` [d] of A, along its axes or any others; what is round of it; 1 - shrinkage."""
         if self.free <= 0:
-            return torch.full_like(values, _UNKNOWN)
+            return torch.full_like(values, _UNKNOWN), torch.full_like(values[0], _UNKNOWN), 0.0
         kept, left = (1 - vague) * (1 - self._shrinkage()), values - self.noise * noise
-        return (kept * left.clamp_min(0) + (1 - kept) * left.mean().clamp_min(0)).clamp_min(_LEAST)
+        plain = ((1 - kept) * left.mean()).clamp_min(_LEAST)
+        return (kept * left.clamp_min(0) + plain).clamp_min(_LEAST), plain, kept
 
     def _shrinkage(self) -> float:
         if self.free <= 1 or self.single:
@@ -145,6 +160,20 @@ def above_mean(values: Tensor, met: Tensor) -> Tensor:
     tensor([0., 2., 6.])
     """
     return (values - values[met].mean()).clamp_min(0) if bool(met.any()) else values
+
+
+def _by_others(share: Tensor, own: Tensor, *, rotate: bool) -> Tensor:
+    """What is believed of each average, s [K, d] with e as it is, where e does not rest on that average's noise.
+
+    ``own`` [K, d] is (1 - nu n_c) g_c x_c^2 / e. The leverage h is of the whole direction where e has been turned to it
+    (``rotate``), else of each coordinate.
+
+    >>> _by_others(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.5, 0.0]]), rotate=False)
+    tensor([[0.3333, 0.5000]])
+    """
+    leverage = share * own
+    leverage = leverage.sum(1, keepdim=True) if rotate else leverage
+    return 1 - (1 - share) / (1 - leverage).clamp_min(_LEAST)
 
 
 def _along(axes: Tensor, within: Tensor, sure: Tensor) -> Tensor:

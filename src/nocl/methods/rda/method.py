@@ -10,57 +10,45 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    P_c = caution min(0.65 (1 + 0.75 r) (r (L_c - L) + (1 - r) X_c), 2.25 T) / 2^((n_c - 1) / 4)   what a class pays
+    P_c = r (L_c - L) + (1 - r) X_c + caution T r^(1/4) F_c                         what a class pays: payments.py
     score of c = - (nu + d) log(1 + D_c / nu) - P_c + what own shapes changed for others (rule.py)
-    B_c, X_c = what b_c and L_c exceed their means over all classes by,   L = the least L_c,   T = the temperature
-    r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S        rule.py adds what is the same for all classes
+    B_c, X_c, F_c = what b_c, L_c and 1 / (1 + (n_c - 1) / 5) exceed their means over all classes by
+    L = the least L_c,   T = the temperature,   r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S
 
-**A mean is uncertain.** One image says little about where its class lies. The means of the classes known so far say
-how far apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that
-it neither takes the images of others nor is never chosen. For many images V_c goes to 1 / n_c, L_c to 0.
-**Tails are heavy.** Distances of real images vary far more than a Gaussian's would: in 280 dimensions as if there were
-6 to 60. Student's t with ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
+**A mean is uncertain.** One image says little about where its class lies. The means of the other classes say how far
+apart classes lie; with that prior, a class of one image is broad (V_c large) and pays for it (L_c), so that it neither
+takes others' images nor is never chosen. For many images V_c goes to 1 / n_c, L_c to 0 (``means.py``).
+**Tails are heavy.** Distances of real images vary as if there were 6 to 60 dimensions, not 280, so Student's t with
+``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
+**Few images pay** (``payments.py``), and a class without a shape of its own is compared with the others by the shape
+they share (``rule.py``). ``caution`` is the one setting for what the old classes may lose for a new one: with its
+default 2 a new class is recognised most often while base classes lose at most about a point.
+**S itself must be known.** It rests on N - K images and is too narrow where it looks narrow, so the share r of it is
+replaced by a round one (``shared.py``): nearly all with a handful of images, two thousandths after a base session.
 
-What a class of few images pays (P_c) is in ``payments.py``; that a class without a shape of its own is compared with
-the others by the shape they share, in ``rule.py``. ``caution`` is the one setting for what the old classes may lose for
-a new one: with its default 2 a new class is recognised most often while base classes lose at most about a point.
+``prior`` times d is a number of images, as the images needed to know a covariance go with d: what the shared shape
+weighs against a class's own. (Sigma_c without ridge and r is the mean of an inverse-Wishart posterior.) Beside a round
+S its own shape widens a class, so while S is unknown none has more of it than all on average. Below a weight of 1 % it
+is left out: these classes cost one matrix product together.
 
-S itself must be known. It rests on N - K images, and while these are not many times d, it follows accidents: it is too
-narrow where it looks narrow. The share r of it is therefore replaced by a round one, broad only along the strength of
-the features (``shared.py``): nearly all with a handful of images, a tenth with 4 d, two thousandths after a base
-session. How noisy means are is another matter, known earlier and taken from S as it is, but for the share r^4, which is
-round too. Before any class has two images, its level is guessed.
-
-``prior`` times d is a number of images: what the shared shape weighs against a class's own. A class of one image has
-the shared shape, and the more images the more its own. (Sigma_c without ridge and r is the mean of an inverse-Wishart
-posterior. The number goes with d, because the images needed to know a covariance do.) Beside a round S its own shape
-widens a class, which took a third of their images from classes of three when another had thirty: while S is unknown
-none has more of it than all on average. Below a weight of 1 % it is left out: these cost one matrix product together.
-
-``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that the base classes did not
-need and novel ones may. The mean over positions says how much of something there is, the spread how it is distributed.
+``stages`` are the pooled outputs to use, side by side: early ones hold colour and texture that novel classes may need.
+The mean over positions says how much of something there is, the spread how it is distributed.
 ``flip`` scores each image and its mirror image and adds up: one more forward pass at test, none while learning.
 ``storage`` decides what is kept of each class beside count and mean: ``full``, its covariance as a packed float32
-triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (see
-``ClassShapes``; brought to that form at the end of a session, the only use made of the boundary); ``sketch``, rows
-of numbers that add up like the covariance itself and show its largest directions (``sketches.py``; at most 170 kB; the
-base session decides where they look);
-``shared``, nothing, so that all classes have the shared covariance (streaming LDA); ``mean``, nothing and no shared
-covariance either (nearest mean; nobody knows then how uncertain a mean is).
+triangle; ``lowrank``, the ``rank`` directions in which it differs most from the shared one (``ClassShapes``; brought to
+that form at the end of a session, the only use made of the boundary); ``sketch``, rows that add up like the covariance
+and show its largest directions (``sketches.py``; at most 170 kB; the base session decides where they look); ``shared``,
+nothing: streaming LDA; ``mean``, not even a shared covariance: nearest mean, nobody knows how uncertain a mean is.
 
-``shortlist`` classes with the best approximate scores, found by one matrix product (``shortlist.py``), get their
-exact score; the others are put below them in the order of their approximate scores. None scores every class exactly.
-
+``shortlist`` classes with the best approximate scores (``shortlist.py``) get their exact score, the others are below.
 Where we differ from Friedman: his second parameter shrinks every class to a multiple of I by one fraction, ours shrinks
-the shared covariance, and only while it rests on few images, beside a small constant ridge. His first weighs by total
-counts with one fraction for all classes, ours by one number of images, so that a class of 1 image and one of 500 are
-both treated well. Means have a prior and tails are a t's. The log-determinant of Sigma_c and the class priors are left
-out: the covariances of base classes were measured on images that trained the network and are smaller than those of
-test images, so the log-determinant would favour base classes.
+the shared covariance, and only while it rests on few images, beside a small constant ridge. His first is one fraction
+for all classes, ours one number of images, so that a class of 1 image and one of 500 are both treated well. Means have
+a prior and tails are a t's. The log-determinant of Sigma_c is left out (it would favour base classes, whose covariances
+were measured on images that trained the network), and so are class priors.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import Annotated, ClassVar, Literal, Self, Unpack
@@ -71,10 +59,11 @@ from torch import Tensor, nn
 from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
 from nocl.methods.rda.means import ClassMeans, above_mean
-from nocl.methods.rda.payments import Paying, paid
+from nocl.methods.rda.payments import Doubt, density
 from nocl.methods.rda.rule import DENSE, LOW, NORMAL, SKETCHED, Portable, Rule
 from nocl.methods.rda.shared import Shared
 from nocl.methods.rda.sketches import ClassSketches, SketchedInverses, filled, rows_for
+from nocl.methods.rda.temperature import temperature
 from nocl.nets import StoredFeatures
 from nocl.plumbing.parameters import Count, Natural, NonNegative, Positive, Range
 from nocl.plumbing.types import JSON
@@ -87,8 +76,6 @@ _MATRICES_AT_ONCE = 64  # and of factorising
 _OWN_FROM = 0.01  # weight from which a class has its own covariance: below, the shared one does as well and costs least
 _FULL_UP_TO = 640  # feature values: 820 kB a class; see benchmarks/large_features.py for what it costs beyond
 _LOOKED_AT = 2  # base images a feature value that aim the sketches: as much memory as the shared covariance
-_TEMPERATURE, _BY_UNKNOWN, _BY_LENGTH = 3.375, 1.611, 0.2787  # a line through 412 models, see benchmarks/temperature.py
-_TINY = 1e-6  # variance where none has been seen yet
 PRESETS: dict[str, dict[str, JSON]] = {
     "compact": {"storage": "lowrank", "rank": 24},  # as many bytes as fifteen images a class
 }
@@ -113,11 +100,10 @@ class RDA(FrozenLearner):
         Degrees of freedom of Student's t, above 0: how heavy the tails are (a million: a Gaussian).
     caution
         What the old classes may lose for a new one of few images, 0 or more: the more, the less they lose and the less
-        often the new class is recognised. 0: a class pays nothing for its uncertain mean; 2 is what base classes chose.
+        often the new class is recognised. 0: it pays for the volume it takes and no more; 2 is what base classes chose.
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``sketch``, ``shared`` or ``mean`` (see
-        above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, where a covariance is megabytes a
-        class, ``shared`` from 9,500 on.
+        above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, ``shared`` from 9,500 on.
     rank
         Directions that ``lowrank`` keeps of a class, 0 or more (0: the shared covariance).
     shortlist
@@ -129,8 +115,8 @@ class RDA(FrozenLearner):
     """
 
     # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4; 4: round without the strength;
-    # 5: sketches filled with a share of the shared covariance; 6 to 8: P_c with bounds; 9: like is compared with like
-    scoring: ClassVar[int] = 9
+    # 5: sketches filled with a share of the shared covariance; 6 to 9: other P_c, and m_c believed its own average
+    scoring: ClassVar[int] = 10
     former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (3, (1.0, 1.2))}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
@@ -325,11 +311,7 @@ class RDA(FrozenLearner):
         """From what is known of the shared covariance and how far apart classes lie; see docs/methods/rda.md."""
         if not len(self.stats) or self.storage == "mean":
             return 1.0
-        return (1 + self.flip) * self._temperature(self._current().means)
-
-    def _temperature(self, means: ClassMeans) -> float:
-        length = math.pow(means.squared_length, _BY_LENGTH)
-        return max(_TINY, _TEMPERATURE * math.exp(_BY_UNKNOWN * self.unknown()) * length)
+        return (1 + self.flip) * temperature(self.unknown(), self.squared_length_of_means())
 
     def squared_length_of_means(self) -> float:
         """Mean over classes of the squared length of their posterior means, where the shared covariance is I."""
@@ -384,10 +366,11 @@ class RDA(FrozenLearner):
     def _shared(self) -> Shared:
         return Shared(self.stats, strong=self.power != 1)
 
-    def payments(self, means: ClassMeans, paying: Paying | None = None) -> Tensor:
+    def payments(self, means: ClassMeans, doubt: Doubt | None = None) -> Tensor:
         """P_c, what is taken off each class's score for its few images, float64 [K]."""
-        temperature, unknown = self._temperature(means), self._shared().unknown
-        return self.caution * paid(means, self.stats.count, unknown, temperature, paying or Paying())
+        unknown = self._shared().unknown
+        doubted = (doubt or Doubt()).of(self.stats.count, unknown, temperature(float(unknown), means.squared_length))
+        return density(means, unknown) + self.caution * doubted
 
     def _derive(self) -> Rule:
         if self.storage == "mean":

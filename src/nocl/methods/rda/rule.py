@@ -4,12 +4,12 @@
     P_c = G Sigma_c G^T + diag(V_c),  D_c = (u - m_c)^T P_c^-1 (u - m_c)
     B = sum over coordinates of u^2 / (1 + e)                 the distance to a class of no images
     t(D) = - (nu + d) log(1 + D / nu),  s_c = t(D_c) - offset_c
-    score of c = s_c + 0.75 (1 - b_c / b) (max s - max s with the shared shape) - 0.9 t(B)
+    score of c = s_c + (1 - b_c / b) (max s - max s with the shared shape) - 0.9 t(B)
 
 **Like is compared with like.** Classes of many images have a share b_c of their own shape, the best known b. An own
 shape brings the images of its class nearer and puts all others further off, so images that fit no class well would go
 to a class that has none. What the own shapes changed in the best score among the classes that have them is therefore
-added to the others' scores, the more the less they have of their own; 0.75 of it, which base classes chose.
+added to the others' scores, the more the less they have of their own; all of it, which base classes chose.
 
 The last term is the same for all classes: it changes no answer and no probability, but makes scores of different images
 comparable. An image that is unlike everything has a small t(D_c) for every class, and so has one that is merely far
@@ -36,7 +36,7 @@ from nocl.stats.class_stats import tukey
 
 _MATRICES_AT_ONCE = 64  # bounds the memory of factorising
 BACKGROUND = 0.9  # share of t(B) in the scores
-ALIKE = 0.75  # share of what own shapes changed, in the scores of classes without; benchmarks/first_pictures_of_base.py
+ALIKE = 1.0  # share of what own shapes changed, in the scores of classes without; benchmarks/first_pictures_of_base.py
 _FACTORS_KEPT = 2048  # dense ones made for the shortlist's table and kept: 640 MB at d = 280
 NORMAL, LOW, DENSE, SKETCHED = 0, 1, 2, 3  # kinds of P_c: diagonal, low-rank, a factor of its own, a sketch
 
@@ -242,7 +242,7 @@ def lacking(own: Tensor, count: Tensor) -> Tensor:
     """What of an own shape each class lacks against the class that has most of it, by the share in the scores [K].
 
     >>> lacking(torch.tensor([0.0, 0.1, 0.2]), torch.tensor([1, 50, 200]))
-    tensor([0.7500, 0.3750, 0.0000])
+    tensor([1.0000, 0.5000, 0.0000])
     """
     most = (own * (count > 0)).max() if len(own) else own.sum()
     return (ALIKE * (1 - own / most) * (count > 0)).float() if float(most) > 0 else torch.zeros_like(own).float()
