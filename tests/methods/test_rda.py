@@ -47,7 +47,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
     volumes = torch.stack([torch.log1p(1 / (1 / e + n / w)).sum() for n in counts.tolist()])
     weights = (counts - 1) / (counts - 1 + prior * d)
     found, lengths = {"own": [], "alone": []}, []
-    shapes, few = torch.zeros(len(counts)), 1 / (1 + (counts - 1) / 5)
+    shapes, few = torch.zeros(len(counts)), 1 / (1 + ((counts - 1) / 3) ** 2)
     for i, n in enumerate(counts.tolist()):
         own = z[y == classes[i]]
         share = float(1 - weights[i] + missing * (weights[i] - weights.mean()).clamp_min(0))
@@ -70,7 +70,7 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
             found[name].append(-(100 + d) * torch.log1p(distance / 100))
     pays = missing * (volumes - volumes.min()) + (1 - missing) * (volumes - volumes.mean()).clamp_min(0)
     odds = temperature.temperature(missing, float(torch.stack(lengths).mean()))
-    pays += 2 * odds * missing**0.25 * (few - few.mean()).clamp_min(0)
+    pays = 1.3 * ((1 + 3 / (len(counts) - 1)) * pays + odds * missing**0.5 * (few - few.mean()).clamp_min(0))
     own_scores, alone = (torch.stack(found[name], 1) - pays for name in ("own", "alone"))
     if bool((shapes > 0).any()):
         changed = own_scores[:, shapes > 0].amax(1) - alone[:, shapes > 0].amax(1)
@@ -85,7 +85,7 @@ def test_scores_equal_the_formula_for_classes_of_one_to_many_images(many: int) -
     z, y = gaussians([1, 2, 5, many, 2 * many])
     query = gaussians([4] * 5, seed=1)[0]
     for prior, ridge in ((0.2, 0.01), (0.01, 0.1), (100.0, 0.0001)):
-        learner = taught(rda(prior=prior, ridge=ridge, caution=2.0, shortlist=None), z, y)
+        learner = taught(rda(prior=prior, ridge=ridge, caution=1.3, shortlist=None), z, y)
         torch.testing.assert_close(
             learner.score(query).double(), by_formula(z, y, query, prior, ridge), rtol=2e-3, atol=1e-2
         )

@@ -1,63 +1,55 @@
 """What a class of few images pays under rda, and how it is compared with classes of many."""
 
 import itertools
-import math
 
 import pytest
 import torch
 from torch import Tensor
 
 from nocl.methods.rda import rule
+from nocl.methods.rda.means import ClassMeans
 from nocl.methods.rda.method import RDA
-from nocl.methods.rda.payments import Doubt
+from nocl.methods.rda.payments import Paying, paid
 from nocl.plumbing.seeding import generator
 from tests.support.rda_cases import gaussians, rda, taught
 
 
-@pytest.mark.parametrize("others", [2, 10])
-def test_what_a_new_class_pays_for_the_volume_it_takes_by_hand(others: int) -> None:
-    """Beside classes that are known, it exceeds the mean of all by all but its own part of it."""
-    learner = rda(shortlist=None, caution=0)
-    learner.meet(range(others + 1))
-    learner.stats.count[:] = torch.tensor([500_000] * others + [1])
-    means = learner._current().means
-    means.variance = torch.tensor([0.0] * others + [1.0]).double()[:, None].expand(-1, learner.feature_dim)
-    expected = others / (others + 1) * learner.feature_dim * math.log(2)
-    assert learner.payments(means).tolist() == pytest.approx([0] * others + [expected], rel=1e-4, abs=1e-6)
+def after(images: tuple[int, ...], volumes: tuple[float, ...]) -> ClassMeans:
+    """Means of classes that have these volumes, in 8 coordinates."""
+    means = ClassMeans.certain(torch.zeros(len(images), 8, dtype=torch.float64))
+    means.variance = torch.tensor(volumes).double().div(8).expm1()[:, None].expand(-1, 8)
+    return means
 
 
-def test_while_little_is_known_a_class_pays_for_all_of_its_volume() -> None:
-    """r of what it exceeds the best known class by, the rest of what it exceeds the mean by."""
-    learner = taught(rda(shortlist=None, caution=0), *gaussians([8, 8, 1]))
-    means = learner._current().means
-    unknown = 1 / (1 + (14 / learner.feature_dim) ** 1.5)
-    volume = torch.log1p(means.variance).sum(1)
-    beside_mean = (volume - volume.mean()).clamp_min(0)
-    expected = unknown * (volume - volume.min()) + (1 - unknown) * beside_mean
-    assert float(expected[2]) > 1
-    torch.testing.assert_close(learner.payments(means), expected)
+@pytest.mark.parametrize(("others", "share"), [(2, 2.5), (4, 1.75), (31, 1 + 3 / 31)])
+def test_a_class_pays_for_the_volume_it_takes_by_hand(others: int, share: float) -> None:
+    """What exceeds the mean of all, where the shared covariance is known; all that exceeds the best, where not."""
+    images, volumes = (10**9,) * others + (1,), (2.0,) * others + (8.0,)
+    means, count = after(images, volumes), torch.tensor(images)
+    known, unknown = (paid(means, count, torch.tensor(r).double(), 0.0, Paying()) for r in (0.0, 1.0))
+    assert known.tolist() == pytest.approx([0] * others + [share * 6 * others / (others + 1)])
+    assert unknown.tolist() == pytest.approx([0] * others + [share * 6])
 
 
-@pytest.mark.parametrize(("images", "share"), [(1, 1.0), (6, 0.5), (11, 1 / 3)])
+@pytest.mark.parametrize(("images", "share"), [(1, 1.0), (4, 0.5), (10, 0.1)])
 def test_while_little_is_known_a_class_of_few_images_must_be_likelier_by_hand(images: int, share: float) -> None:
-    """Six images pay half of what one pays, in units of the temperature, beyond what all pay on average."""
-    count, unknown = torch.tensor([10**9, 10**9, images, 0]), torch.tensor(1 / 16, dtype=torch.float64)
-    expected = 3.0 * 0.5 * share * 2 / 3  # of the three classes met
-    found = Doubt().of(count, unknown, 3.0)
+    """Four images pay half of what one pays, in units of the temperature, beyond what all pay on average."""
+    count = torch.tensor([10**9, 10**9, images, 0])
+    found = paid(after((1,) * 4, (0.0,) * 4), count, torch.tensor(1 / 16).double(), 3.0, Paying())
+    expected = 3.0 * 0.25 * share * 2 / 3  # of the three classes met
     assert found.tolist() == pytest.approx([0, 0, expected, 0], abs=1e-6)
-    nobody = Doubt().of(torch.zeros(4), unknown, 3.0)
+    nobody = paid(after((1,) * 4, (1.0,) * 4), torch.zeros(4), torch.tensor(1.0), 3.0, Paying())
     assert nobody.tolist() == [0, 0, 0, 0]
 
 
-def test_caution_multiplies_the_doubt_and_nothing_else() -> None:
+def test_caution_multiplies_what_is_paid_at_the_models_own_temperature() -> None:
     z, y = gaussians([8, 8, 1])
-    none, some, more = (taught(rda(shortlist=None, caution=c), z, y) for c in (0.0, 1.0, 3.0))
-    sure, once, thrice = (each.payments(each._current().means) for each in (none, some, more))
-    unknown = 1 / (1 + (14 / none.feature_dim) ** 1.5)
-    few = torch.tensor([5 / 12, 5 / 12, 1.0], dtype=torch.float64)
-    doubt = some.softmax_temperature() * unknown**0.25 * (few - few.mean()).clamp_min(0)
-    torch.testing.assert_close(once - sure, doubt)
-    torch.testing.assert_close(thrice - sure, 3 * doubt)
+    none, once, thrice = (taught(rda(shortlist=None, caution=c), z, y) for c in (0.0, 1.0, 3.0))
+    paid_by = [each.payments(each._current().means) for each in (none, once, thrice)]
+    unknown = torch.tensor(1 / (1 + (14 / once.feature_dim) ** 1.5)).double()
+    expected = paid(once._current().means, once.stats.count, unknown, once.softmax_temperature(), Paying())
+    assert float(expected[2]) > 1
+    torch.testing.assert_close(torch.stack(paid_by), torch.tensor([0.0, 1.0, 3.0])[:, None] * expected)
 
 
 def test_nothing_is_paid_where_all_classes_have_as_many_images() -> None:

@@ -10,9 +10,9 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    P_c = r (L_c - L) + (1 - r) X_c + caution T r^(1/4) F_c                         what a class pays: payments.py
+    P_c = caution ((1 + 3 / (K - 1)) (r (L_c - L) + (1 - r) X_c) + T sqrt(r) F_c)   what a class pays: payments.py
     score of c = - (nu + d) log(1 + D_c / nu) - P_c + what own shapes changed for others (rule.py)
-    B_c, X_c, F_c = what b_c, L_c and 1 / (1 + (n_c - 1) / 5) exceed their means over all classes by
+    B_c, X_c, F_c = what b_c, L_c and 1 / (1 + ((n_c - 1) / 3)^2) exceed their means over all classes by
     L = the least L_c,   T = the temperature,   r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S
 
 **A mean is uncertain.** One image says little about where its class lies. The means of the other classes say how far
@@ -22,7 +22,7 @@ takes others' images nor is never chosen. For many images V_c goes to 1 / n_c, L
 ``degrees`` nu replaces the Gaussian. From 5 to 100 degrees answers hardly differ.
 **Few images pay** (``payments.py``), and a class without a shape of its own is compared with the others by the shape
 they share (``rule.py``). ``caution`` is the one setting for what the old classes may lose for a new one: with its
-default 2 a new class is recognised most often while base classes lose at most about a point.
+default a new class is recognised most often while base classes lose at most about a point.
 **S itself must be known.** It rests on N - K images and is too narrow where it looks narrow, so the share r of it is
 replaced by a round one (``shared.py``): nearly all with a handful of images, two thousandths after a base session.
 
@@ -59,7 +59,7 @@ from torch import Tensor, nn
 from nocl.learner import Common, FrozenLearner, Learner, UnsupportedError
 from nocl.methods.rda.covariances import ClassShapes, LowRankInverses, common_basis
 from nocl.methods.rda.means import ClassMeans, above_mean
-from nocl.methods.rda.payments import Doubt, density
+from nocl.methods.rda.payments import Paying, paid
 from nocl.methods.rda.rule import DENSE, LOW, NORMAL, SKETCHED, Portable, Rule
 from nocl.methods.rda.shared import Shared
 from nocl.methods.rda.sketches import ClassSketches, SketchedInverses, filled, rows_for
@@ -100,7 +100,7 @@ class RDA(FrozenLearner):
         Degrees of freedom of Student's t, above 0: how heavy the tails are (a million: a Gaussian).
     caution
         What the old classes may lose for a new one of few images, 0 or more: the more, the less they lose and the less
-        often the new class is recognised. 0: it pays for the volume it takes and no more; 2 is what base classes chose.
+        often the new class is recognised. 0: a class pays nothing for its uncertain mean; base classes chose 1.1.
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``sketch``, ``shared`` or ``mean`` (see
         above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, ``shared`` from 9,500 on.
@@ -117,7 +117,7 @@ class RDA(FrozenLearner):
     # 1: without a posterior of means; 2: L_c by 1 / n_c; 3: without B_c and r^4; 4: round without the strength;
     # 5: sketches filled with a share of the shared covariance; 6 to 9: other P_c, and m_c believed its own average
     scoring: ClassVar[int] = 10
-    former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (3, (1.0, 1.2))}
+    former: ClassVar[Mapping[str, tuple[int, tuple[JSON, ...]]]] = {"caution": (10, (1.0, 1.2, 2.0))}
     softmax_scale: ClassVar[float] = 2.0  # scores of Gaussian vectors are log densities times 2
     depends_on_batching: ClassVar[bool] = False
     learns_from_one_image: ClassVar[bool] = True
@@ -138,7 +138,7 @@ class RDA(FrozenLearner):
         prior: Positive = 3.0,
         ridge: NonNegative = 0.001,
         degrees: Positive = 100.0,
-        caution: NonNegative = 2.0,
+        caution: NonNegative = 1.1,
         storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,
@@ -366,11 +366,11 @@ class RDA(FrozenLearner):
     def _shared(self) -> Shared:
         return Shared(self.stats, strong=self.power != 1)
 
-    def payments(self, means: ClassMeans, doubt: Doubt | None = None) -> Tensor:
+    def payments(self, means: ClassMeans) -> Tensor:
         """P_c, what is taken off each class's score for its few images, float64 [K]."""
         unknown = self._shared().unknown
-        doubted = (doubt or Doubt()).of(self.stats.count, unknown, temperature(float(unknown), means.squared_length))
-        return density(means, unknown) + self.caution * doubted
+        usual = temperature(float(unknown), means.squared_length)
+        return self.caution * paid(means, self.stats.count, unknown, usual, Paying())
 
     def _derive(self) -> Rule:
         if self.storage == "mean":
