@@ -50,7 +50,8 @@ from tune_rda import open_bench
 PICTURES = (1, 2, 3, 5, 10, 30)
 ALIKES, CAUTIONS = (0.0, 0.75, 1.0), (1.0, 1.1, 1.2)
 BESIDE_FEW, POWERS, HALVED = (2.0, 3.0, 4.0), (0.25, 0.5, 1.0), (2.0, 3.0, 4.0)
-SETTINGS = list(itertools.product(ALIKES, CAUTIONS, BESIDE_FEW, POWERS, HALVED))
+MORE = [(ALIKE, caution, *Paying()) for caution in (0.5, 0.7, 0.8, 0.9, 1.3, 1.5, 1.7, 2.0)]  # the curve of caution
+SETTINGS = [*itertools.product(ALIKES, CAUTIONS, BESIDE_FEW, POWERS, HALVED), *MORE]
 NAMES = ("alike", "caution", "beside_few", "power", "halved")
 MAY_LOSE, WEIGHT = {1: 1.2, 3: 0.85}, 3.0  # points, by pictures, of 1.5 and 1 that are allowed
 COUNTED = (1, 3, 10, 30)
