@@ -70,7 +70,8 @@ def by_formula(z: Tensor, y: Tensor, query: Tensor, prior: float, ridge: float, 
             found[name].append(-(100 + d) * torch.log1p(distance / 100))
     pays = missing * (volumes - volumes.min()) + (1 - missing) * (volumes - volumes.mean()).clamp_min(0)
     odds = temperature.temperature(missing, float(torch.stack(lengths).mean()))
-    pays = 1.3 * ((1 + 3 / (len(counts) - 1)) * pays + odds * missing**0.5 * (few - few.mean()).clamp_min(0))
+    pays += 5 / (len(counts) - 1) * (volumes - volumes.mean()).clamp_min(0)
+    pays = 1.3 * (pays + odds * missing**0.25 * (few - few.mean()).clamp_min(0))
     own_scores, alone = (torch.stack(found[name], 1) - pays for name in ("own", "alone"))
     if bool((shapes > 0).any()):
         changed = own_scores[:, shapes > 0].amax(1) - alone[:, shapes > 0].amax(1)

@@ -21,14 +21,15 @@ def after(images: tuple[int, ...], volumes: tuple[float, ...]) -> ClassMeans:
     return means
 
 
-@pytest.mark.parametrize(("others", "share"), [(2, 2.5), (4, 1.75), (31, 1 + 3 / 31)])
+@pytest.mark.parametrize(("others", "share"), [(2, 5 / 2), (4, 5 / 4), (31, 5 / 31)])
 def test_a_class_pays_for_the_volume_it_takes_by_hand(others: int, share: float) -> None:
-    """What exceeds the mean of all, where the shared covariance is known; all that exceeds the best, where not."""
+    """What exceeds the mean of all, where S is known, all that exceeds the best, where not; and more beside few."""
     images, volumes = (10**9,) * others + (1,), (2.0,) * others + (8.0,)
     means, count = after(images, volumes), torch.tensor(images)
     known, unknown = (paid(means, count, torch.tensor(r).double(), 0.0, Paying()) for r in (0.0, 1.0))
-    assert known.tolist() == pytest.approx([0] * others + [share * 6 * others / (others + 1)])
-    assert unknown.tolist() == pytest.approx([0] * others + [share * 6])
+    above = 6 * others / (others + 1)
+    assert known.tolist() == pytest.approx([0] * others + [above + share * above])
+    assert unknown.tolist() == pytest.approx([0] * others + [6 + share * above])
 
 
 @pytest.mark.parametrize(("images", "share"), [(1, 1.0), (4, 0.5), (10, 0.1)])
@@ -36,7 +37,7 @@ def test_while_little_is_known_a_class_of_few_images_must_be_likelier_by_hand(im
     """Four images pay half of what one pays, in units of the temperature, beyond what all pay on average."""
     count = torch.tensor([10**9, 10**9, images, 0])
     found = paid(after((1,) * 4, (0.0,) * 4), count, torch.tensor(1 / 16).double(), 3.0, Paying())
-    expected = 3.0 * 0.25 * share * 2 / 3  # of the three classes met
+    expected = 3.0 * 0.5 * share * 2 / 3  # of the three classes met
     assert found.tolist() == pytest.approx([0, 0, expected, 0], abs=1e-6)
     nobody = paid(after((1,) * 4, (1.0,) * 4), torch.zeros(4), torch.tensor(1.0), 3.0, Paying())
     assert nobody.tolist() == [0, 0, 0, 0]

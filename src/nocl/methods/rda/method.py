@@ -10,7 +10,7 @@ second look, no image and no gradient, and does not depend on the order of image
     Sigma_c = (1 - l_c) S_c + l_c S + ridge tr(S)/d I,   l_c = 1 - b_c + r B_c,   b_c = (n_c - 1) / (n_c - 1 + prior d)
     m_c, V_c = posterior mean and variance of the class's mean                      means.py
     D_c = (z - m_c)^T (Sigma_c + V_c)^-1 (z - m_c),   L_c = sum of log(1 + V_c)
-    P_c = caution ((1 + 3 / (K - 1)) (r (L_c - L) + (1 - r) X_c) + T sqrt(r) F_c)   what a class pays: payments.py
+    P_c = caution (r (L_c - L) + (1 - r) X_c + 5 / (K - 1) X_c + T r^(1/4) F_c)     what a class pays: payments.py
     score of c = - (nu + d) log(1 + D_c / nu) - P_c + what own shapes changed for others (rule.py)
     B_c, X_c, F_c = what b_c, L_c and 1 / (1 + ((n_c - 1) / 3)^2) exceed their means over all classes by
     L = the least L_c,   T = the temperature,   r = 1 / (1 + ((N - K) / d)^1.5), what is unknown of S
@@ -100,7 +100,7 @@ class RDA(FrozenLearner):
         Degrees of freedom of Student's t, above 0: how heavy the tails are (a million: a Gaussian).
     caution
         What the old classes may lose for a new one of few images, 0 or more: the more, the less they lose and the less
-        often the new class is recognised. 0: a class pays nothing for its uncertain mean; base classes chose 1.1.
+        often the new class is recognised. 0: a class pays nothing for its uncertain mean; base classes chose 1.
     storage
         What is kept of each class beside count and mean: ``full``, ``lowrank``, ``sketch``, ``shared`` or ``mean`` (see
         above). ``"auto"``: ``full`` up to 640 feature values, ``sketch`` beyond, ``shared`` from 9,500 on.
@@ -138,7 +138,7 @@ class RDA(FrozenLearner):
         prior: Positive = 3.0,
         ridge: NonNegative = 0.001,
         degrees: Positive = 100.0,
-        caution: NonNegative = 1.1,
+        caution: NonNegative = 1.0,
         storage: Literal["auto", "full", "lowrank", "sketch", "shared", "mean"] = "auto",
         rank: Natural = 24,
         shortlist: Count | None = 32,

@@ -1,20 +1,20 @@
 """What a class of few images pays for its uncertain mean, so that the classes known before lose little to it.
 
-    P_c = caution ((1 + 3 / (K - 1)) (r (L_c - L) + (1 - r) X_c) + T sqrt(r) F_c)
+    P_c = caution (r (L_c - L) + (1 - r) X_c + 5 / (K - 1) X_c + T r^(1/4) F_c)
 
 L_c = sum of log(1 + V_c) is the logarithm of the volume that the class takes, L the least of all classes, X_c what L_c
 exceeds the mean of all classes by, r what is unknown of the shared covariance, K the number of classes, and T the
 temperature that turns differences of scores into odds. F_c is what f_c = 1 / (1 + ((n_c - 1) / 3)^2) exceeds its mean
 over all classes by.
 
-The first part is the density: a class pays what its volume exceeds that of the best known class by. How far apart
-classes lie is known from the others, and badly from few, so a class pays more beside few. Where the shared covariance
-is known, which is after a base session, only what it exceeds the mean of all by is counted: of many new classes each
-pays less than one that is alone. The classes that trained the network lie further apart than new ones do, and with all
-of L_c new ones would hardly ever be chosen. The second part is for what the density does not know: where the shared
-covariance rests on few images (r near 1), volumes are no better known, and beside many classes that are known the first
-picture of another one must make it e^caution times as likely as the best of them; the fourth, the root of that. Where
-all classes have as many images, nobody pays. The numbers were chosen on base classes
+First comes the density: a class pays what its volume exceeds that of the best known class by. Where the shared
+covariance is known, which is after a base session, only what it exceeds the mean of all by is counted: of many new
+classes each pays less than one that is alone. The classes that trained the network lie further apart than new ones do,
+and with all of L_c new ones would hardly ever be chosen. Then comes what the density does not know. How far apart
+classes lie is known from the K - 1 others, and badly from few, so beside few a class pays more for its volume. And
+where the shared covariance rests on few images (r near 1), volumes are no better known: beside many classes that are
+known the first picture of another one must make it e^caution times as likely as the best of them; the fourth, the root
+of that. Where all classes have as many images, nobody pays. The numbers were chosen on base classes
 (benchmarks/first_pictures_of_base.py).
 """
 
@@ -27,10 +27,10 @@ from nocl.methods.rda.means import ClassMeans, above_mean
 
 
 class Paying(NamedTuple):
-    """``beside_few`` / (K - 1) as much more of the density; T r^``power`` F_c; f_c is half after ``halved`` more."""
+    """``beside_few`` / (K - 1) X_c; T r^``power`` F_c; f_c is a half after ``halved`` more images than one."""
 
-    beside_few: float = 3.0
-    power: float = 0.5
+    beside_few: float = 5.0
+    power: float = 0.25
     halved: float = 3.0
 
 
@@ -39,8 +39,8 @@ def paid(means: ClassMeans, count: Tensor, unknown: Tensor, temperature: float, 
     volume, met = means.log_volume, count > 0
     if not bool(met.any()):
         return torch.zeros_like(volume)
-    beside_best = (volume - volume[met].min()).clamp_min(0)
-    density = unknown * beside_best + (1 - unknown) * above_mean(volume, met)
+    beside_best, beside_mean = (volume - volume[met].min()).clamp_min(0), above_mean(volume, met)
+    beside_few = paying.beside_few / max(int(met.sum()) - 1, 1)
     few = 1 / (1 + ((count - 1).clamp_min(0).double() / paying.halved).square())
-    more = paying.beside_few / max(int(met.sum()) - 1, 1)
-    return (1 + more) * density + met * temperature * unknown**paying.power * above_mean(few, met)
+    doubt = beside_few * beside_mean + met * temperature * unknown**paying.power * above_mean(few, met)
+    return unknown * beside_best + (1 - unknown) * beside_mean + doubt
