@@ -12,6 +12,7 @@ from torch import Tensor
 from nocl.checks import LEARNER_CHECKS
 from nocl.methods.rda import rule, shared, temperature
 from nocl.methods.rda.method import RDA
+from nocl.methods.rda.payments import Paying
 from nocl.plumbing.seeding import generator
 from nocl.plumbing.types import JSON
 from nocl.stats.class_stats import ClassStats, tukey
@@ -336,4 +337,6 @@ def test_the_defaults_are_what_the_benchmarks_found() -> None:
     assert chosen > few["mean_plain"]
     assert json.loads((results / "familiarity.json").read_text())["best"] == rule.BACKGROUND
     usual = RDA(backbone="reduced_resnet18").get_params()
+    paying = {"alike": rule.ALIKE, "caution": usual["caution"], **Paying()._asdict()}
+    assert json.loads((results / "first_pictures_of_base.json").read_text())["chosen"] == paying
     assert {name: usual[name] for name in best} == best
